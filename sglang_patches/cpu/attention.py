@@ -1,0 +1,153 @@
+"""Extend attention of SGLang's `torch_native` backend without the O(L^2) padding.
+
+The stock loop attends from every cached position again and throws those rows away. Here only the
+new tokens are queries. Both compute softmax(q k^T * scaling) v over the same keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+MAX_BLOCK_QUERIES = 512
+MAX_MASK_ELEMENTS = 4 << 20
+
+
+def extend(
+    original: Callable[..., torch.Tensor],
+    backend: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    extend_prefix_lens: torch.Tensor,
+    extend_seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    causal: bool = False,
+    is_cross_attn: bool = False,
+    sliding_window_size: int | None = None,
+) -> torch.Tensor:
+    """AROUND hook of `TorchNativeAttnBackend._run_sdpa_forward_extend`, same result and arguments.
+
+    Args:
+        original: the stock method; it still serves encoder-decoder models.
+        query, output: [num_new_tokens, num_heads, head_dim], requests one after the other.
+        k_cache, v_cache: [num_slots, num_kv_heads, head_dim] of one layer.
+        req_to_token: [num_rows, context_len] int slot ids.
+        seq_lens, extend_prefix_lens, extend_seq_lens: [num_requests] int, in tokens;
+            seq_len = prefix_len + extend_len.
+
+    Returns:
+        `output`, filled in place.
+    """
+    if encoder_lens is not None or is_cross_attn:
+        return original(
+            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+            extend_prefix_lens, extend_seq_lens, encoder_lens=encoder_lens, scaling=scaling,
+            enable_gqa=enable_gqa, causal=causal, is_cross_attn=is_cross_attn,
+            sliding_window_size=sliding_window_size,
+        )  # fmt: skip
+    window = sliding_window_size if sliding_window_size is not None else -1
+    start = 0
+    for row, kv_len, prefix_len, num_new in zip(
+        req_pool_indices.tolist(),
+        seq_lens.tolist(),
+        extend_prefix_lens.tolist(),
+        extend_seq_lens.tolist(),
+        strict=True,
+    ):
+        slot_ids = req_to_token[row, :kv_len]
+        key = k_cache[slot_ids].to(query.dtype)
+        value = v_cache[slot_ids].to(query.dtype)
+        for block in query_blocks(num_new, prefix_len, causal, window):
+            rows = slice(start + block.start, start + block.stop)
+            output[rows] = attend(
+                query[rows], key, value, prefix_len + block.start, causal, window, scaling,
+                enable_gqa,
+            )  # fmt: skip
+        start += num_new
+    return output
+
+
+def attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    query_offset: int,
+    causal: bool,
+    window: int,
+    scaling: float | None,
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """Attention of consecutive queries of one request over its keys.
+
+    Args:
+        query: [num_queries, num_heads, head_dim]; its first row has position `query_offset`.
+        key, value: [kv_len, num_kv_heads, head_dim] for positions [0, kv_len).
+        window: a query sees itself and this many positions before it; negative: no limit. As in
+            the stock method a window implies causal masking.
+
+    Returns:
+        [num_queries, num_heads, value_dim].
+    """
+    num_queries = query.shape[0]
+    # Keys behind the last query, or before the first query's window, are masked in every row.
+    masked_ahead = causal or window >= 0
+    first_key = max(0, query_offset - window) if window >= 0 else 0
+    stop_key = query_offset + num_queries if masked_ahead else key.shape[0]
+    num_keys = stop_key - first_key
+
+    sees_all = not masked_ahead or num_queries == 1
+    plain_causal = not sees_all and first_key == 0 and query_offset == 0 and window < 0
+    mask = None
+    if not sees_all and not plain_causal:
+        mask = band_mask(num_queries, num_keys, query_offset - first_key, window, query.dtype)
+    return (
+        scaled_dot_product_attention(
+            query.transpose(0, 1).unsqueeze(0),
+            key[first_key:stop_key].transpose(0, 1).unsqueeze(0),
+            value[first_key:stop_key].transpose(0, 1).unsqueeze(0),
+            attn_mask=mask,
+            enable_gqa=enable_gqa,
+            scale=scaling,
+            is_causal=plain_causal,
+        )
+        .squeeze(0)
+        .transpose(0, 1)
+    )
+
+
+def query_blocks(num_new: int, prefix_len: int, causal: bool, window: int) -> Iterator[slice]:
+    """Cut [0, num_new) so that no block needs a large mask; one block where none needs a mask."""
+    needs_mask = window >= 0 or (causal and prefix_len > 0)
+    size = num_new
+    if needs_mask:
+        rows_in_budget = MAX_MASK_ELEMENTS // (prefix_len + num_new)
+        size = max(1, min(MAX_BLOCK_QUERIES, rows_in_budget))
+    for begin in range(0, num_new, max(1, size)):
+        yield slice(begin, min(num_new, begin + size))
+
+
+@lru_cache(maxsize=16)
+def band_mask(
+    num_queries: int, num_keys: int, query_offset: int, window: int, dtype: torch.dtype
+) -> torch.Tensor:
+    """Additive mask [num_queries, num_keys]: 0 where key <= query (and inside the window).
+
+    Cached because every layer of a forward asks for the same ones; callers must not write to it.
+    """
+    query_pos = torch.arange(query_offset, query_offset + num_queries).unsqueeze(1)
+    key_pos = torch.arange(num_keys).unsqueeze(0)
+    visible = key_pos <= query_pos
+    if window >= 0:
+        visible &= key_pos >= query_pos - window
+    return torch.zeros(num_queries, num_keys, dtype=dtype).masked_fill_(~visible, float("-inf"))

@@ -1,0 +1,81 @@
+"""`python -m sglang_patches.serve`: the SGLang server with kvedit, on GPU and CPU hosts.
+
+The module body prepares the host before anything imports sglang. Spawned children import this
+module again as their main module, so they are prepared the same way.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from collections.abc import Sequence
+
+from sglang_patches.cpu import prepare
+from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
+
+IS_CPU_HOST = prepare()
+
+STOCK_FLAG = "--stock"
+CPU_PLUGIN = "kvedit_cpu"
+KVEDIT_PLUGINS = ("kvedit", CPU_PLUGIN)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run SGLang's launcher with kvedit's flags; returns when the server ends.
+
+    Args:
+        argv: server flags (default: the process's own). `--stock` starts SGLang without kvedit
+            but with the same host adaptations.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    stock = STOCK_FLAG in arguments
+    if stock:
+        arguments.remove(STOCK_FLAG)
+        arguments = stock_arguments(arguments)
+        os.environ["SGLANG_PLUGINS"] = plugins_without_kvedit(os.environ.get("SGLANG_PLUGINS"))
+    else:
+        arguments = kvedit_arguments(arguments)
+    if IS_CPU_HOST:
+        arguments = with_cpu_defaults(arguments)
+    sys.argv = ["sglang.launch_server", *arguments]
+    runpy.run_module("sglang.launch_server", run_name="__main__")
+
+
+def kvedit_arguments(argv: Sequence[str]) -> list[str]:
+    """`argv` with the two flags kvedit needs, unless the user gave them."""
+    result = list(argv)
+    if not gives_flag(argv, "--radix-cache-backend"):
+        result += ["--radix-cache-backend", "kvedit"]
+    return with_metrics(result)
+
+
+def stock_arguments(argv: Sequence[str]) -> list[str]:
+    """`argv` of the comparison arm: metrics on as in the kvedit arm, stock prefix cache."""
+    return with_metrics(argv)
+
+
+def with_metrics(argv: Sequence[str]) -> list[str]:
+    """`argv` plus `--enable-metrics` unless given."""
+    return list(argv) if gives_flag(argv, "--enable-metrics") else [*argv, "--enable-metrics"]
+
+
+def plugins_without_kvedit(allowed: str | None) -> str:
+    """Value of SGLANG_PLUGINS that keeps what the user allowed, without kvedit's own plugin.
+
+    The CPU adaptation stays: both arms of a comparison must run the same attention.
+    """
+    others = installed_plugins() if not allowed else [n.strip() for n in allowed.split(",")]
+    kept = [name for name in others if name and name not in KVEDIT_PLUGINS]
+    return ",".join([*kept, CPU_PLUGIN])
+
+
+def installed_plugins() -> list[str]:
+    """Names of all general SGLang plugins that are installed."""
+    from importlib.metadata import entry_points
+
+    return [entry.name for entry in entry_points(group="sglang.srt.plugins")]
+
+
+if __name__ == "__main__":
+    main()
