@@ -1,0 +1,6 @@
+"""The host's KV pool as groups of layers that one relocation launch serves."""
+
+from sglang_patches.pools.describe import GroupWithRope, describe_pool
+from sglang_patches.pools.slots import LostWindowSlots, translate
+
+__all__ = ["GroupWithRope", "LostWindowSlots", "describe_pool", "translate"]
