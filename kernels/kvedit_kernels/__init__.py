@@ -10,6 +10,7 @@ from kvedit_kernels.group import PoolGroup
 from kvedit_kernels.merge_states_ref import merge_states_ref
 from kvedit_kernels.plan import RelocationPlan, delta_rows
 from kvedit_kernels.relocate import copy_slots, relocate
+from kvedit_kernels.relocate_cpu import cpu_kernel_status
 from kvedit_kernels.relocate_ref import copy_slots_ref, relocate_ref
 from kvedit_kernels.rotate_rows_ref import rotate_rows
 
@@ -19,6 +20,7 @@ __all__ = [
     "RelocationPlan",
     "copy_slots",
     "copy_slots_ref",
+    "cpu_kernel_status",
     "delta_rows",
     "merge_states_ref",
     "relocate",

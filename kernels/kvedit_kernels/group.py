@@ -173,7 +173,7 @@ def _check_rotation(rotate: bool, rot_offset: int, rot_dim: int, head_dim: int) 
     if not rotate:
         return
     require(rot_dim > 0 and rot_dim % 2 == 0, _OP, "rot_dim", "an even number > 0", rot_dim)
-    fits = 0 <= rot_offset and rot_offset + rot_dim <= head_dim
+    fits = rot_offset >= 0 and rot_offset + rot_dim <= head_dim
     span = f"[{rot_offset}, {rot_offset + rot_dim})"
     require(fits, _OP, "rot_offset + rot_dim", f"a range inside [0, {head_dim})", span)
 

@@ -69,7 +69,7 @@ def check_plan(op: str, group: PoolGroup, plan: RelocationPlan) -> None:
     if group.device.type == "cpu" and len(plan.row):
         low, high = (int(bound) for bound in torch.aminmax(plan.row))
         expected = f"values in [0, {len(table)})"
-        require(0 <= low and high < len(table), op, "row", expected, f"[{low}, {high}]")
+        require(low >= 0 and high < len(table), op, "row", expected, f"[{low}, {high}]")
 
 
 def _check_vector(
@@ -84,7 +84,7 @@ def _check_vector(
 def _check_slot_values(op: str, group: PoolGroup, src: Tensor, dst: Tensor) -> None:
     limit, first = group.num_slots, group.first_writable_slot
     low, high = (int(bound) for bound in torch.aminmax(src))
-    require(0 <= low and high < limit, op, "src", f"slots in [0, {limit})", f"[{low}, {high}]")
+    require(low >= 0 and high < limit, op, "src", f"slots in [0, {limit})", f"[{low}, {high}]")
     low, high = (int(bound) for bound in torch.aminmax(dst))
     expected = f"slots in [{first}, {limit}) (page 0 is the sink)"
     require(first <= low and high < limit, op, "dst", expected, f"[{low}, {high}]")

@@ -23,14 +23,15 @@ def rotate_rows(
     require(x.dim() == 3, op, "x", "[T, H, D]", tuple(x.shape))
     require(tuple(row.shape) == (len(x),), op, "row", f"[{len(x)}]", tuple(row.shape))
     rot_dim = 2 * cos_sin.shape[-1]
-    fits = 0 <= rot_offset and rot_offset + rot_dim <= x.shape[-1]
+    fits = rot_offset >= 0 and rot_offset + rot_dim <= x.shape[-1]
     require(fits, op, "cos_sin", f"at most {x.shape[-1] - rot_offset} rotated", rot_dim)
     rows = cos_sin[row.long()]
     cos, sin = rows[:, None, 0], rows[:, None, 1]
     out = x.clone()
-    turned = out[..., rot_offset : rot_offset + rot_dim]
+    span = slice(rot_offset, rot_offset + rot_dim)
+    given, turned = x[..., span], out[..., span]
     first, second = _pair_slices(rot_dim, is_neox)
-    a, b = turned[..., first].float(), turned[..., second].float()
+    a, b = given[..., first].float(), given[..., second].float()
     turned[..., first] = _rounded(a * cos - b * sin, x.dtype)
     turned[..., second] = _rounded(b * cos + a * sin, x.dtype)
     return out
