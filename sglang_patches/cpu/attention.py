@@ -1,4 +1,4 @@
-"""Extend attention of SGLang's `torch_native` backend without the O(L^2) padding.
+"""Attention of SGLang's `torch_native` backend without the O(L^2) padding of its extend loop.
 
 The stock loop attends from every cached position again and throws those rows away. Here only the
 new tokens are queries. Both compute softmax(q k^T * scaling) v over the same keys.
@@ -66,8 +66,8 @@ def extend(
         strict=True,
     ):
         slot_ids = req_to_token[row, :kv_len]
-        key = k_cache[slot_ids].to(query.dtype)
-        value = v_cache[slot_ids].to(query.dtype)
+        key = k_cache.index_select(0, slot_ids).to(query.dtype)
+        value = v_cache.index_select(0, slot_ids).to(query.dtype)
         for block in query_blocks(num_new, prefix_len, causal, window):
             rows = slice(start + block.start, start + block.stop)
             output[rows] = attend(
@@ -75,6 +75,41 @@ def extend(
                 enable_gqa,
             )  # fmt: skip
         start += num_new
+    return output
+
+
+def decode(
+    original: Callable[..., torch.Tensor],
+    backend: Any,
+    query: torch.Tensor,
+    output: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    req_to_token: torch.Tensor,
+    req_pool_indices: torch.Tensor,
+    seq_lens: torch.Tensor,
+    encoder_lens: torch.Tensor | None = None,
+    scaling: float | None = None,
+    enable_gqa: bool = False,
+    causal: bool = False,
+    is_cross_attn: bool = False,
+    sliding_window_size: int | None = None,
+) -> torch.Tensor:
+    """AROUND hook of `_run_sdpa_forward_decode`: one query per request, arguments as `extend`."""
+    if encoder_lens is not None or is_cross_attn:
+        return original(
+            backend, query, output, k_cache, v_cache, req_to_token, req_pool_indices, seq_lens,
+            encoder_lens=encoder_lens, scaling=scaling, enable_gqa=enable_gqa, causal=causal,
+            is_cross_attn=is_cross_attn, sliding_window_size=sliding_window_size,
+        )  # fmt: skip
+    window = sliding_window_size if sliding_window_size is not None else -1
+    requests = zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
+    for index, (row, kv_len) in enumerate(requests):
+        first_key = max(0, kv_len - 1 - window) if window >= 0 else 0
+        slot_ids = req_to_token[row, first_key:kv_len]
+        key = k_cache.index_select(0, slot_ids).to(query.dtype)
+        value = v_cache.index_select(0, slot_ids).to(query.dtype)
+        output[index : index + 1] = attend_one(query[index : index + 1], key, value, scaling)
     return output
 
 
@@ -106,10 +141,11 @@ def attend(
     stop_key = query_offset + num_queries if masked_ahead else key.shape[0]
     num_keys = stop_key - first_key
 
-    sees_all = not masked_ahead or num_queries == 1
-    plain_causal = not sees_all and first_key == 0 and query_offset == 0 and window < 0
+    if num_queries == 1:
+        return attend_one(query, key[first_key:stop_key], value[first_key:stop_key], scaling)
+    plain_causal = causal and query_offset == 0 and window < 0
     mask = None
-    if not sees_all and not plain_causal:
+    if masked_ahead and not plain_causal:
         mask = band_mask(num_queries, num_keys, query_offset - first_key, window, query.dtype)
     return (
         scaled_dot_product_attention(
@@ -124,6 +160,25 @@ def attend(
         .squeeze(0)
         .transpose(0, 1)
     )
+
+
+def attend_one(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None
+) -> torch.Tensor:
+    """Attention of one query [1, num_heads, head_dim] that sees every key.
+
+    The heads of a group become the rows of one query matrix, which the kernel of torch runs about
+    6x faster than one row per head. Returns [1, num_heads, value_dim].
+    """
+    num_kv_heads = key.shape[1]
+    grouped = query.reshape(num_kv_heads, query.shape[1] // num_kv_heads, query.shape[2])
+    out = scaled_dot_product_attention(
+        grouped.unsqueeze(0),
+        key.transpose(0, 1).unsqueeze(0),
+        value.transpose(0, 1).unsqueeze(0),
+        scale=scaling,
+    )
+    return out.reshape(1, query.shape[1], value.shape[2])
 
 
 def query_blocks(num_new: int, prefix_len: int, causal: bool, window: int) -> Iterator[slice]:
