@@ -1,0 +1,211 @@
+"""Find the registered skills inside a prompt: exact, and quick enough to run for every request.
+
+Each segment is anchored at its first 8 token ids, and at the 8 ids behind each of its first 1..8
+(there a tokenizer may have merged the skill's edge with the text before it). A hash of 8 ids only
+proposes: every match is compared id by id, so a collision costs time and never correctness.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from kvedit.namespace import SHARED
+from kvedit.segment import Segment
+
+ANCHOR_TOKENS = 8
+MAX_SKIPPED_TOKENS = 8
+TAIL_TOKENS = 16  # how much of the prompt is decoded to look for the skipped text
+
+TailText = Callable[[int, int], str]
+
+_BLOOM_BITS = 20
+_BLOOM_SHIFT = np.uint64(64 - _BLOOM_BITS)
+_MIX_SHIFT = np.uint64(29)
+_MIX = np.uint64(0x9E3779B97F4A7C15)
+_STEPS = (  # (ids that one hash covers so far, odd multiplier of the left half)
+    (1, np.uint64(0xD1342543DE82EF95)),
+    (2, np.uint64(0xAF251AF3B0F025B5)),
+    (4, np.uint64(0xB564EF22EC7AECE5)),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """prompt[prompt_start : +num_tokens) == skill[skill_start : +num_tokens), id by id."""
+
+    number: int  # of the segment
+    skill_start: int  # 0..8 skill tokens that the prompt spells with other ids
+    prompt_start: int
+    num_tokens: int  # at least 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Anchor:
+    number: int
+    skill_start: int
+    token_ids: array[int]
+    head_text: str
+    same_before: bool  # the anchor one token earlier exists, too
+
+
+class Matcher:
+    """Holds anchors of segments; ``find`` reads prompts. Not thread safe."""
+
+    def __init__(self) -> None:
+        self._anchors: dict[int, dict[str, list[_Anchor]]] = {}  # hash -> namespace -> anchors
+        self._hashes: dict[int, tuple[str, list[int]]] = {}  # number -> (namespace, hashes)
+        self._bloom: npt.NDArray[np.bool_] = np.zeros(1 << _BLOOM_BITS, dtype=np.bool_)
+
+    def __contains__(self, number: object) -> bool:
+        return number in self._hashes
+
+    def __len__(self) -> int:
+        return len(self._hashes)
+
+    def add(self, segment: Segment, head_texts: Sequence[str]) -> None:
+        """Search for ``segment`` from now on.
+
+        ``head_texts[e]`` is the decoded skill[:e] for e = 0..8 (special tokens kept). A head
+        that is empty or holds U+FFFD (a split character) proves nothing, so no match skips it.
+        Raises ValueError if the number is there already.
+        """
+        if segment.number in self._hashes:
+            raise ValueError(f"kvedit: matcher: expected a new segment, got {segment.number}")
+        starts = range(min(len(head_texts), MAX_SKIPPED_TOKENS + 1))
+        head = segment.token_ids[: MAX_SKIPPED_TOKENS + ANCHOR_TOKENS]
+        usable = [e == 0 or _proves_text(head_texts[e]) for e in starts]
+        hashes: list[int] = []
+        for e, value in zip(starts, _window_hashes(head).tolist(), strict=False):
+            if not usable[e]:
+                continue
+            anchor = _Anchor(
+                number=segment.number,
+                skill_start=e,
+                token_ids=segment.token_ids,
+                head_text=head_texts[e],
+                same_before=e > 0 and usable[e - 1],
+            )
+            owners = self._anchors.setdefault(value, {})
+            owners.setdefault(segment.namespace, []).append(anchor)
+            self._bloom[value >> (64 - _BLOOM_BITS)] = True
+            hashes.append(value)
+        self._hashes[segment.number] = (segment.namespace, hashes)
+
+    def remove(self, number: int) -> None:
+        """Forget a segment. Raises KeyError if it is not there."""
+        namespace, hashes = self._hashes.pop(number)
+        for value in set(hashes):
+            owners = self._anchors[value]
+            owners[namespace] = [a for a in owners[namespace] if a.number != number]
+            if not owners[namespace]:
+                del owners[namespace]
+            if not owners:
+                del self._anchors[value]
+        self._bloom[:] = False
+        for value in self._anchors:
+            self._bloom[value >> (64 - _BLOOM_BITS)] = True
+
+    def find(
+        self,
+        ids: array[int],
+        namespace: str,
+        tail_text: TailText,
+        only: Collection[int] | None = None,
+    ) -> list[Match]:
+        """Non-overlapping matches of the namespace's and the shared segments, ascending.
+
+        Where several overlap: the leftmost start, then the longest, then the lowest number.
+        ``ids``: array('q') of the prompt. ``tail_text(a, b)`` decodes ids[a:b) with special
+        tokens kept. ``only`` limits the search to these segment numbers.
+        """
+        hashes = _window_hashes(ids)
+        proposed = np.flatnonzero(self._bloom[(hashes >> _BLOOM_SHIFT).astype(np.intp)])
+        search = _Search(ids, tail_text)
+        matches: list[Match] = []
+        for start, value in zip(proposed.tolist(), hashes[proposed].tolist(), strict=True):
+            owners = self._anchors.get(value)
+            if start < search.free_from or owners is None:
+                continue
+            anchors = owners.get(namespace, [])
+            if namespace != SHARED:
+                anchors = anchors + owners.get(SHARED, [])
+            if only is not None:
+                anchors = [a for a in anchors if a.number in only]
+            match = search.best(start, anchors)
+            if match is not None:
+                matches.append(match)
+                search.free_from = start + match.num_tokens
+        return matches
+
+
+class _Search:
+    """One walk over one prompt, from left to right."""
+
+    def __init__(self, ids: array[int], tail_text: TailText) -> None:
+        self.free_from = 0  # end of the last match
+        self._ids = ids
+        self._view = np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64)
+        self._tail_text = tail_text
+        self._tails: dict[bytes, str] = {}  # a prompt that repeats itself is decoded once
+
+    def best(self, start: int, anchors: Sequence[_Anchor]) -> Match | None:
+        """The longest match that starts here; on a tie the lowest number, then the lowest e."""
+        best: Match | None = None
+        for anchor in sorted(anchors, key=lambda a: (a.number, a.skill_start)):
+            floor = ANCHOR_TOKENS if best is None else best.num_tokens + 1
+            num_tokens = self._common_tokens(start, anchor, floor)
+            if num_tokens >= floor and self._head_agrees(start, anchor):
+                best = Match(anchor.number, anchor.skill_start, start, num_tokens)
+        return best
+
+    def _common_tokens(self, start: int, anchor: _Anchor, floor: int) -> int:
+        """How many ids agree from here on; 0 as soon as fewer than ``floor`` is certain."""
+        e, ids, skill = anchor.skill_start, self._ids, anchor.token_ids
+        limit = min(len(ids) - start, len(skill) - e)
+        if limit < floor or ids[start + floor - 1] != skill[e + floor - 1]:
+            return 0
+        differ = self._view[start : start + limit] != np.frombuffer(skill, np.int64)[e : e + limit]
+        first = int(differ.argmax())
+        return first if differ[first] else limit
+
+    def _head_agrees(self, start: int, anchor: _Anchor) -> bool:
+        """Does the prompt's text in front of ``start`` end with the skill's skipped text?"""
+        e = anchor.skill_start
+        if e == 0:
+            return True
+        if (
+            anchor.same_before
+            and start > self.free_from
+            and self._ids[start - 1] == anchor.token_ids[e - 1]
+        ):
+            return False  # the match one token earlier was looked at, and its text differed
+        begin = max(0, start - TAIL_TOKENS)
+        window = self._ids[begin:start].tobytes()
+        text = self._tails.get(window)
+        if text is None:
+            text = self._tails[window] = self._tail_text(begin, start)
+        return text.endswith(anchor.head_text)
+
+
+def _proves_text(head_text: str) -> bool:
+    return head_text != "" and "\ufffd" not in head_text
+
+
+def _window_hashes(ids: array[int]) -> npt.NDArray[np.uint64]:
+    """uint64 [max(0, len(ids) - 7)]: a hash of each window of 8 ids, by doubling."""
+    if len(ids) < ANCHOR_TOKENS:
+        return np.zeros(0, dtype=np.uint64)
+    hashes = np.frombuffer(ids, dtype=np.uint64) * _MIX
+    hashes ^= hashes >> _MIX_SHIFT
+    for width, multiplier in _STEPS:
+        right = hashes[width:]
+        hashes = hashes[:-width] * multiplier
+        hashes += right
+        hashes ^= hashes >> _MIX_SHIFT
+    hashes *= _MIX
+    return hashes

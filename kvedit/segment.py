@@ -1,0 +1,83 @@
+"""What a skill is: an immutable segment of token ids, and the state its KV is in."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass
+
+from kvedit.namespace import SHARED
+
+
+class State(str, enum.Enum):
+    COMPILING = "compiling"  # its compile request is announced or runs
+    READY = "ready"  # KV is in the cache, splices may copy it
+    EVICTED = "evicted"  # KV was dropped; served plainly until it is recompiled
+    RETIRED = "retired"  # replaced or deleted: cached paths stay, no new splice
+    FAILED = "failed"  # its first compile did not finish
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Segment:
+    """One content of one skill. ``number`` names it in plans and is never used again."""
+
+    number: int  # from 1
+    name: str
+    namespace: str  # a namespace tag, or SHARED
+    token_ids: array[int]  # int64
+    compile_prefix: array[int]  # int64, prefilled in front of token_ids and dropped
+    version: int  # from 1, per name and namespace
+    seam: int | None  # tokens recomputed at the front; None: the server's default
+    identity: str
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    def has_content(self, token_ids: array[int], compile_prefix: array[int]) -> bool:
+        return self.token_ids == token_ids and self.compile_prefix == compile_prefix
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Skill:
+    """A segment and what is known about its KV. Only the registry changes one."""
+
+    segment: Segment
+    state: State = State.COMPILING
+    pin: bool = False  # the caller asked for a pin
+    pinned: bool = False  # the cache holds the lock now
+    rid: str | None = None  # compile request in flight
+    stale: bool = False  # that compile began before a flush: its KV must not be used
+    was_ready: bool = False  # conversations may hold paths that name this segment
+    num_uses: int = 0
+    last_used: int = 0  # logical clock of the registry
+    failed_reason: str | None = None
+
+    @property
+    def number(self) -> int:
+        return self.segment.number
+
+    @property
+    def matchable(self) -> bool:
+        """Prompts are searched for it (whether a match may be spliced is ``state``'s matter)."""
+        return self.state is not State.FAILED
+
+    def view(self) -> dict[str, object]:
+        """The JSON object that clients see."""
+        segment = self.segment
+        return {
+            "name": segment.name,
+            "id": segment.identity,
+            "segment": segment.number,
+            "version": segment.version,
+            "num_tokens": segment.num_tokens,
+            "state": self.state.value,
+            "shared": segment.namespace == SHARED,
+            "pinned": self.pinned,
+            "seam": segment.seam,
+            "uses": self.num_uses,
+            "reason": self.failed_reason,
+        }
