@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import dataclasses
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 from kvedit.checks import check_ids, check_name, check_seam
 from kvedit.errors import BadRequest, Conflict, NotFound
 from kvedit.identity import segment_identity
+from kvedit.matcher import MAX_SKIPPED_TOKENS, Matcher
 from kvedit.namespace import SHARED
 from kvedit.segment import Segment, Skill, State
 
@@ -34,6 +35,7 @@ __all__ = [
     "check_seam",
 ]
 
+Decode = Callable[[array[int]], str]
 Key = tuple[str, str]  # (namespace, name)
 RecompileOutcome = Literal["compile", "busy", "gone", "ready"]
 
@@ -47,10 +49,16 @@ class Declared:
 
 
 class Registry:
-    """``host_identity`` names all that shapes KV besides tokens; ``retired_max`` >= 0."""
+    """``host_identity`` names all that shapes KV besides tokens; ``retired_max`` >= 0.
 
-    def __init__(self, host_identity: str, retired_max: int) -> None:
+    ``decode`` turns ids into text, special tokens kept; without it a match never skips tokens at
+    a skill's edge. ``matcher`` holds exactly the matchable segments; only the registry feeds it.
+    """
+
+    def __init__(self, host_identity: str, retired_max: int, decode: Decode | None = None) -> None:
         self.version = 0  # changes with the set of matchable segments or their seams
+        self.matcher = Matcher()
+        self._decode = decode
         self._host_identity = host_identity
         self._retired_max = retired_max
         self._skills: dict[int, Skill] = {}
@@ -169,7 +177,7 @@ class Registry:
             skill.state = State.EVICTED if skill.was_ready else State.FAILED
             skill.failed_reason = reason
             if skill.state is State.FAILED:
-                self.version += 1
+                self._stop_matching(skill)
         skill.stale = False
         return skill
 
@@ -227,7 +235,7 @@ class Registry:
         return gone
 
     def drain_dropped(self) -> list[Segment]:
-        """Segments that left without a purge since the last call; the matcher forgets them."""
+        """Segments that left without a purge since the last call; the cache forgets them."""
         dropped, self._dropped = self._dropped, []
         return dropped
 
@@ -255,7 +263,7 @@ class Registry:
         )
         skill = Skill(segment=segment, state=State.EVICTED, last_used=self._tick())
         self._skills[segment.number] = self._current[key] = skill
-        self.version += 1
+        self._start_matching(skill)
         return skill
 
     def _revive(self, key: Key, token_ids: array[int], compile_prefix: array[int]) -> Skill | None:
@@ -272,12 +280,26 @@ class Registry:
         return None
 
     def _start_compile(self, skill: Skill, rid: str) -> None:
-        if not skill.matchable:
-            self.version += 1
+        if skill.state is State.FAILED:
+            self._start_matching(skill)
         skill.state = State.COMPILING
         skill.rid = rid
         skill.stale = False
         self._in_flight[rid] = skill
+
+    def _start_matching(self, skill: Skill) -> None:
+        self.matcher.add(skill.segment, self._head_texts(skill.segment))
+        self.version += 1
+
+    def _stop_matching(self, skill: Skill) -> None:
+        self.matcher.remove(skill.number)
+        self.version += 1
+
+    def _head_texts(self, segment: Segment) -> list[str]:
+        if self._decode is None:
+            return [""]
+        num_heads = min(MAX_SKIPPED_TOKENS, segment.num_tokens) + 1
+        return [self._decode(segment.token_ids[:e]) if e else "" for e in range(num_heads)]
 
     def _land(self, rid: str) -> Skill:
         skill = self._in_flight.pop(rid, None)
@@ -308,8 +330,8 @@ class Registry:
             del self._current[key]
         if skill.state is not State.FAILED:
             skill.state = State.RETIRED  # a compile still in flight must not make it ready
+            self._stop_matching(skill)
         self._dropped.append(skill.segment)
-        self.version += 1
 
     def _set_seam(self, skill: Skill, seam: int | None) -> None:
         if seam is not None and seam != skill.segment.seam:
