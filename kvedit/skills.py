@@ -15,7 +15,7 @@ import dataclasses
 from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from kvedit.checks import check_ids, check_name, check_seam
 from kvedit.errors import BadRequest, Conflict, NotFound
@@ -35,7 +35,7 @@ __all__ = [
     "check_seam",
 ]
 
-Decode = Callable[[array[int]], str]
+Decode: TypeAlias = "Callable[[array[int]], str]"  # array takes no [int] at run time
 Key = tuple[str, str]  # (namespace, name)
 RecompileOutcome = Literal["compile", "busy", "gone", "ready"]
 
