@@ -15,6 +15,7 @@ from _processes import adopt_orphans, interrupt_on_termination, run_to_end
 REPO_ROOT = Path(__file__).resolve().parent.parent
 OWN_PROCESS_MARK = "pytest.mark.own_process"
 NO_TESTS_COLLECTED = 5
+OPTIONS_WITH_A_VALUE = {"-k", "-m", "-n", "-p", "-o", "-c"}
 
 STATIC_CHECKS = {
     "ruff check": ["ruff", "check", "."],
@@ -61,8 +62,10 @@ def main(arguments: list[str]) -> int:
 
 def parse(arguments: list[str]) -> Options:
     options = Options()
-    for argument in arguments:
-        if argument == "--fast":
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if before in OPTIONS_WITH_A_VALUE:  # `-k kvedit` means names, not the folder
+            options.pytest_args.append(argument)
+        elif argument == "--fast":
             options.fast = True
         elif argument == "--long":
             options.long = True
