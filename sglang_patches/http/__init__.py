@@ -1,0 +1,45 @@
+"""The HTTP process: routes, intake of generate requests, reports and recompiles.
+
+Nothing here imports the host before a hook runs: the plugin loads first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+
+def register_http_hooks(registry: Any, hook_type: Any) -> None:
+    """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
+    from sglang_patches.http import auth, intake, openai, reports
+
+    around = {
+        f"{_MANAGER}.generate_request": intake.generate_request,
+        f"{_MANAGER}.update_request_meta_info": reports.keep_report,
+        f"{_MANAGER}._handle_abort_finish_reason": reports.raise_refusal,
+        "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request": (
+            openai.add_report
+        ),
+        "sglang.srt.utils.auth.decide_request_auth": auth.decide,
+    }
+    for target, hook in around.items():
+        registry.register(target, hook, hook_type.AROUND)
+    registry.register(
+        "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
+        _add_routes,
+        hook_type.BEFORE,
+    )
+
+
+def _add_routes(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any) -> None:
+    """BEFORE ``_setup_and_run_http_server``: an error here stops the start-up."""
+    from sglang.srt.entrypoints import http_server
+
+    from sglang_patches.http.auth import Door
+    from sglang_patches.http.routes import add_routes
+    from sglang_patches.http.service import service_of
+
+    service = service_of(tokenizer_manager)
+    door = Door(server_args.api_key, server_args.admin_api_key, service.config.open)
+    add_routes(http_server.app, service, door)

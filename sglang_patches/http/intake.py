@@ -1,0 +1,109 @@
+"""What a generate request must satisfy before it goes to the scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
+
+from kvedit.checks import check_ids
+from kvedit.errors import BadRequest
+from kvedit.options import parse_options
+from sglang_patches.http import compiling
+from sglang_patches.http.reports import Refused
+from sglang_patches.http.service import service_of
+
+KEY = "kvedit"
+
+
+def generate_request(
+    original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any = None
+) -> AsyncGenerator[Any, None]:
+    """AROUND ``TokenizerManager.generate_request`` (an async generator, so is the answer)."""
+    if compiling.is_own(obj):
+        return original(manager, obj, request)
+    return _checked(original, manager, obj, request)
+
+
+async def _checked(
+    original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any
+) -> AsyncGenerator[Any, None]:
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
+    check_prompt(obj.input_ids, manager.model_config.vocab_size)
+    if isinstance(obj, GenerateReqInput):
+        obj.sampling_params = normalised(obj.sampling_params)
+    try:
+        async for output in _closing(original(manager, obj, request)):
+            yield output
+        return
+    except Refused as refusal:
+        if not await _recompiled(manager, obj, refusal):
+            raise
+    # A refusal comes before the first output, so nothing is sent twice.
+    async for output in _closing(original(manager, obj, request)):
+        yield output
+
+
+async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
+    """Whether the evicted skills that a ``require`` lacked are back and it may try again.
+
+    The recompiles go on when the wait is over. A batch does not wait: its other prompts run.
+    """
+    service = service_of(manager)
+    if not obj.is_single:
+        service.recompiler.start(refusal.evicted)
+        return False
+    wait_s = service.config.compile_wait_s
+    return await service.recompiler.ready(refusal.evicted, timeout_s=wait_s)
+
+
+async def _closing(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """Close the host's generator with ours: its clean-up must not wait for the collector."""
+    try:
+        async for output in outputs:
+            yield output
+    finally:
+        await outputs.aclose()
+
+
+def check_prompt(input_ids: Any, vocab_size: int) -> None:
+    """Refuse ids outside the vocabulary: the host hands them to the embedding, which dies.
+
+    ``input_ids``: None, one prompt or a list of prompts. Raises BadRequest.
+    """
+    if not isinstance(input_ids, (list, tuple)) or not input_ids:
+        return  # text, or what the host itself refuses
+    if isinstance(input_ids[0], (list, tuple)):
+        for i, ids in enumerate(input_ids):
+            _check_ids(ids, vocab_size, f"input_ids[{i}]")
+    else:
+        _check_ids(input_ids, vocab_size, "input_ids")
+
+
+def _check_ids(ids: Any, vocab_size: int, field: str) -> None:
+    if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
+        return  # three loops in C: a prompt of 32k ids costs under 2 ms
+    check_ids(ids, vocab_size, len(ids), field=field)
+
+
+def normalised(sampling_params: Any) -> Any:
+    """``sampling_params`` (None, one or a list) with each ``custom_params.kvedit`` checked.
+
+    It goes on as one JSON string: a nested object kills the scheduler under msgpack IPC. What the
+    caller passed is never changed, n samples and other requests may share it. Raises BadRequest.
+    """
+    if isinstance(sampling_params, list):
+        return [_normalised_one(params) for params in sampling_params]
+    return _normalised_one(sampling_params)
+
+
+def _normalised_one(params: Any) -> Any:
+    if not isinstance(params, dict) or params.get("custom_params") is None:
+        return params
+    custom = params["custom_params"]
+    if not isinstance(custom, dict):
+        raise BadRequest(f"custom_params: expected an object, got {type(custom).__name__}")
+    if KEY not in custom:
+        return params
+    options = parse_options(custom[KEY])
+    return {**params, "custom_params": {**custom, KEY: options.to_json()}}

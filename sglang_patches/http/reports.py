@@ -1,0 +1,96 @@
+"""Where the report of a request leaves the host, and how a refusal reaches its client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvedit.errors import BadRequest
+from kvedit.namespace import namespace_tag
+from sglang_patches.http import compiling
+from sglang_patches.http.service import service_of
+
+logger = logging.getLogger(__name__)
+
+KEY = "kvedit"
+EVICTED = "evicted"  # segment numbers in a report that are ours to recompile, not the client's
+
+
+class Refused(BadRequest):
+    """The scheduler refused a request of ours. A ValueError: every route of the host catches it.
+
+    ``status_code`` is what /generate answers with, ``evicted`` the segments that would help.
+    """
+
+    def __init__(self, message: str, status_code: int, evicted: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.status_code = status_code
+        self.evicted = evicted
+
+
+def keep_report(
+    original: Callable[..., None],
+    manager: Any,
+    meta_info: dict[str, Any],
+    state: Any,
+    customized_info: dict[str, Any],
+    index: int,
+    finish_reason: dict[str, Any] | None,
+) -> None:
+    """AROUND ``TokenizerManager.update_request_meta_info``: ring, recompiles, and no empty list.
+
+    Runs in the loop that serves every request: an error here must not end it.
+    """
+    original(manager, meta_info, state, customized_info, index, finish_reason)
+    try:
+        _keep(manager, meta_info, state, finish_reason)
+    except Exception:
+        logger.exception("kvedit: the report of request %s is lost", state.obj.rid)
+        meta_info.pop(KEY, None)
+
+
+def _keep(
+    manager: Any, meta_info: dict[str, Any], state: Any, finish_reason: dict[str, Any] | None
+) -> None:
+    if KEY not in meta_info:
+        return
+    if not meta_info[KEY]:  # another request of the batch has a report, this one has none
+        del meta_info[KEY]
+        return
+    if compiling.is_own(state.obj):
+        return
+    report = meta_info[KEY][0]
+    if finish_reason is not None and finish_reason.get("type") == "abort":
+        return  # the report of a refusal is not shown: raise_refusal reads it
+    service = service_of(manager)
+    evicted = report.pop(EVICTED, ())
+    if evicted:
+        service.recompiler.start(evicted)
+    service.reports.put(state.obj.rid, _namespace(state.obj), report)
+
+
+def _namespace(request: Any) -> str:
+    """As the request sent it; the host has turned empty strings into None by now."""
+    return namespace_tag(request.cache_salt, request.extra_key, None)
+
+
+async def raise_refusal(
+    original: Callable[..., Awaitable[Any]], manager: Any, out: Any, state: Any, is_stream: bool
+) -> Any:
+    """AROUND ``TokenizerManager._handle_abort_finish_reason``: our refusals raise, streaming too.
+
+    Without it a refused streaming request answers 200 with a token that means nothing.
+    """
+    finish = out["meta_info"]["finish_reason"]
+    if not str(finish.get("err_type")).startswith("KvEdit"):
+        return await original(manager, out, state, is_stream)
+    from fastapi import HTTPException
+
+    reports = out["meta_info"].get(KEY) or [{}]
+    evicted = tuple(reports[0].get(EVICTED, ()))
+    try:
+        await original(manager, out, state, False)  # the host cleans up and raises
+    except (ValueError, HTTPException) as error:
+        raise Refused(finish["message"], int(finish["status_code"]), evicted) from error
+    return None

@@ -1,0 +1,215 @@
+"""The skills service of one HTTP process: what the routes and the offline client both call."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from kvedit.checks import check_name
+from kvedit.config import Config
+from kvedit.errors import Forbidden, KvEditError, Unavailable
+from kvedit.namespace import SHARED, namespace_tag
+from kvedit.quota import QuotaBook
+from sglang_patches.http import compiling, rpc, tokens
+from sglang_patches.http.auth import Caller
+from sglang_patches.http.body import Registration, parse_registration
+from sglang_patches.http.mirror import Mirror
+from sglang_patches.http.recompile import Recompiler
+from sglang_patches.http.ring import ReportRing
+
+
+class SkillService:
+    """Holds no skills: the registry lives in the scheduler, where the cache is."""
+
+    def __init__(self, tokenizer_manager: Any, config: Config) -> None:
+        self.config = config
+        self.reports = ReportRing(config.ring_size)
+        self._manager = tokenizer_manager
+        # Names the skills' own tree namespace. It reaches the scheduler in commands only: server
+        # arguments and environment are readable by clients.
+        self._secret = secrets.token_hex(32)
+        self.recompiler = Recompiler(tokenizer_manager, self._secret)
+        self._mirror = Mirror(tokenizer_manager)
+        self._quota = QuotaBook(
+            max_skills=config.client_max_skills,
+            max_tokens=config.client_max_tokens,
+            rate_per_minute=config.client_rate_per_minute,
+            clock=time.monotonic,
+        )
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def register(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Register a skill and wait until it is ready. Returns its view.
+
+        Goes on when the caller leaves. Raises BadRequest, Forbidden, Conflict, QuotaExceeded,
+        PinBudgetExceeded, Unavailable.
+        """
+        wanted = parse_registration(body)
+        _check_rights(wanted, caller, self.config)
+        prefix = tokens.compile_prefix(self._manager.tokenizer)
+        ids = await tokens.skill_ids(
+            self._manager, wanted.text, wanted.input_ids, num_prefix=len(prefix)
+        )
+        namespace = (
+            SHARED if wanted.shared else namespace_tag(wanted.cache_salt, wanted.extra_key, None)
+        )
+        task = asyncio.create_task(self._register(wanted, namespace, ids, prefix, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def listed(self, caller: Caller, *, everything: bool = False) -> dict[str, Any]:
+        """Views of the caller's namespace and of the shared skills; of all for an admin."""
+        if everything:
+            caller.require_admin("all")
+        return await self._mirror.read({"op": "list", "ns": caller.namespace, "all": everything})
+
+    async def show(self, name: str, caller: Caller) -> dict[str, Any]:
+        """The view of a skill of the caller's namespace, else of the shared one. Or NotFound."""
+        check_name(name)
+        command = {"op": "show", "ns": caller.namespace, "name": name}
+        answer = await self._mirror.read(command)
+        view: dict[str, Any] = answer["skill"]
+        return {**view, "stale": True} if "stale" in answer else view
+
+    async def remove(
+        self, name: str, caller: Caller, *, shared: bool = False, purge: bool = False
+    ) -> dict[str, Any]:
+        """Retire a skill (``purge``: drop it and its retired forms). Returns its last view."""
+        check_name(name)
+        if shared or not _may_write(caller.cache_salt, caller, self.config):
+            caller.require_admin("remove")
+        namespace = SHARED if shared else caller.namespace
+        command = {"op": "remove", "ns": namespace, "name": name, "purge": purge}
+        answer = await rpc.call(self._manager, command)
+        self._mirror.forget()
+        self._quota.release(_account(caller.cache_salt), _entry(namespace, name))
+        return {**answer["skill"], "dropped": answer["dropped"]}
+
+    async def status(self, caller: Caller) -> dict[str, Any]:
+        """Counts of skills, counters, the pool and, for an admin, where events come out."""
+        answer = await self._mirror.read({"op": "status"})
+        return answer if caller.admin else {k: v for k, v in answer.items() if k != "events"}
+
+    async def tree(self, caller: Caller) -> dict[str, Any]:
+        """The segments and their places in the cache (admin)."""
+        caller.require_admin("tree")
+        return await rpc.call(self._manager, {"op": "tree"})
+
+    async def audit(self, caller: Caller) -> dict[str, Any]:
+        """Whether every slot of the pool has exactly one owner (admin)."""
+        caller.require_admin("audit")
+        return await rpc.call(self._manager, {"op": "audit"})
+
+    def request_report(self, request_id: str, caller: Caller) -> dict[str, Any]:
+        """What a finished or streaming request of the caller's namespace took from the cache."""
+        return self.reports.get(request_id, caller.namespace)
+
+    async def _register(
+        self,
+        wanted: Registration,
+        namespace: str,
+        ids: list[int],
+        prefix: list[int],
+        caller: Caller,
+    ) -> dict[str, Any]:
+        lock = self._locks.setdefault((namespace, wanted.name), asyncio.Lock())
+        async with lock:  # the second of two racing registrations sees the first one's outcome
+            if caller.admin:
+                return await self._compile(wanted, namespace, ids, prefix)
+            account = _account(wanted.cache_salt)
+            reservation = self._quota.admit(account, _entry(namespace, wanted.name), len(ids))
+            try:
+                return await self._compile(wanted, namespace, ids, prefix)
+            except KvEditError:
+                self._quota.cancel(reservation)
+                raise
+
+    async def _compile(
+        self, wanted: Registration, namespace: str, ids: list[int], prefix: list[int]
+    ) -> dict[str, Any]:
+        rid = compiling.new_rid()
+        command = {
+            "op": "register",
+            "ns": namespace,
+            "name": wanted.name,
+            "ids": ids,
+            "prefix": prefix,
+            "seam": wanted.seam,
+            "pin": wanted.pin,
+            "replace": wanted.replace,
+            "rid": rid,
+            "secret": self._secret,
+        }
+        answer = await rpc.call(self._manager, command)
+        self._mirror.forget()
+        if answer["outcome"] == "compile":
+            await compiling.run(self._manager, rid, prefix, ids)
+            show = {"op": "show", "ns": namespace, "name": wanted.name}
+            answer = await rpc.call(self._manager, show)
+            self._mirror.forget()
+        return _settled(answer["skill"])
+
+    def _finished(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: the caller may have left
+
+
+_services: WeakKeyDictionary[Any, SkillService] = WeakKeyDictionary()
+
+
+def service_of(tokenizer_manager: Any) -> SkillService:
+    """The one service of a tokenizer manager, made at the first call."""
+    service = _services.get(tokenizer_manager)
+    if service is None:
+        service = SkillService(tokenizer_manager, Config.from_env())
+        _services[tokenizer_manager] = service
+    return service
+
+
+def _settled(view: dict[str, Any]) -> dict[str, Any]:
+    """The view of a skill whose compile came to an end. Raises Unavailable when it failed.
+
+    It may be evicted already: then it is registered, and recompiled when a prompt needs it.
+    """
+    if view["state"] == "failed":
+        raise Unavailable(
+            f"kvedit: skill {view['name']!r}: expected a finished compile, got: {view['reason']}"
+        )
+    return view
+
+
+def _account(cache_salt: str | None) -> str:
+    """Quotas count per salt: extra keys are free to invent."""
+    return namespace_tag(cache_salt, None, None)
+
+
+def _entry(namespace: str, name: str) -> str:
+    return f"{namespace}/{name}"
+
+
+def _may_write(cache_salt: str | None, caller: Caller, config: Config) -> bool:
+    return caller.admin or (config.client_skills and cache_salt is not None)
+
+
+def _check_rights(wanted: Registration, caller: Caller, config: Config) -> None:
+    if caller.admin:
+        return
+    if not config.client_skills:
+        caller.require_admin("register")
+    problems = [
+        f"{field}: expected {expected}"
+        for field, expected, bad in (
+            ("namespace.cache_salt", "a salt of your own", wanted.cache_salt is None),
+            ("shared", "false", wanted.shared),
+            ("pin", "false", wanted.pin),
+        )
+        if bad
+    ]
+    if problems:
+        raise Forbidden(f"kvedit: register as an ordinary client: {'; '.join(problems)}")
