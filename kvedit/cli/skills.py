@@ -1,0 +1,93 @@
+"""kvedit skills add|list|show|remove"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+
+_COLUMNS = ("name", "version", "num_tokens", "state", "shared", "pinned", "uses")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``skills`` and its four commands; each sets ``func(args) -> exit status``."""
+    parser = subparsers.add_parser("skills", help="register, list, show and remove skills")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    add = commands.add_parser("add", help="compile a text and register it under a name")
+    add.add_argument("name")
+    add.add_argument("file", nargs="?", default="-", help="UTF-8 text (default: standard input)")
+    add.add_argument("--ids", action="store_true", help="the file is a JSON list of token ids")
+    add.add_argument("--shared", action="store_true", help="for every namespace (admin)")
+    add.add_argument("--pin", action="store_true", help="keep it in the cache while room lasts")
+    add.add_argument("--seam", type=int, help="tokens recomputed at the front of each splice")
+    add.add_argument("--replace", action="store_true", help="take the place of other content")
+    _finish(add, _add)
+
+    listed = commands.add_parser("list", help="skills of a namespace, and the shared ones")
+    listed.add_argument("--all", action="store_true", help="of all namespaces (admin)")
+    listed.add_argument("--json", action="store_true", help="one JSON object per line")
+    _finish(listed, _list)
+
+    show = commands.add_parser("show", help="one skill as JSON")
+    show.add_argument("name")
+    _finish(show, _show)
+
+    remove = commands.add_parser("remove", help="retire a skill")
+    remove.add_argument("name")
+    remove.add_argument("--shared", action="store_true", help="the shared skill of that name")
+    remove.add_argument("--purge", action="store_true", help="drop its cached paths as well")
+    _finish(remove, _remove)
+
+
+def _finish(parser: argparse.ArgumentParser, func: Any) -> None:
+    add_namespace(parser)
+    add_connection(parser)
+    parser.set_defaults(func=func)
+
+
+def _add(args: argparse.Namespace) -> int:
+    content = sys.stdin.read() if args.file == "-" else Path(args.file).read_text("utf-8")
+    given: dict[str, Any] = {"input_ids": json.loads(content)} if args.ids else {"text": content}
+    view = connect(args).register(
+        args.name,
+        **given,
+        namespace=None if args.shared else namespace_of(args),
+        shared=args.shared,
+        pin=args.pin,
+        seam=args.seam,
+        replace=args.replace,
+    )
+    print(json.dumps(view, indent=2))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    skills = connect(args).skills(namespace=namespace_of(args), everything=args.all)
+    if args.json:
+        print("\n".join(map(json.dumps, skills)))
+        return 0
+    rows = [_COLUMNS, *(tuple(str(skill[column]) for column in _COLUMNS) for skill in skills)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
+    for row in rows:
+        print(
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        )
+    return 0
+
+
+def _show(args: argparse.Namespace) -> int:
+    print(json.dumps(connect(args).show(args.name, namespace=namespace_of(args)), indent=2))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    view = connect(args).remove(
+        args.name, namespace=namespace_of(args), shared=args.shared, purge=args.purge
+    )
+    print(json.dumps(view, indent=2))
+    return 0

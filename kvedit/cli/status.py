@@ -1,0 +1,39 @@
+"""kvedit status"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from kvedit.cli.connect import add_connection, connect
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``status``; sets ``func(args) -> exit status``."""
+    parser = subparsers.add_parser("status", help="skills, counters and KV pool of a server")
+    parser.add_argument("--json", action="store_true", help="the server's answer as it is")
+    add_connection(parser)
+    parser.set_defaults(func=_status)
+
+
+def _status(args: argparse.Namespace) -> int:
+    status = connect(args).status()
+    if args.json:
+        print(json.dumps(status))
+        return 0
+    rows = list(_rows("", status))
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        print(f"{name.ljust(width)}  {value}")
+    return 0
+
+
+def _rows(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """("pool.size", 3000), ... for a nested object; an empty object is one row."""
+    if not isinstance(value, dict) or not value:
+        yield prefix, value
+        return
+    for key, inner in value.items():
+        yield from _rows(f"{prefix}.{key}" if prefix else key, inner)

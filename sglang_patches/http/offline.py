@@ -1,0 +1,39 @@
+"""The routes without HTTP, for an offline ``sglang.Engine`` whose owner is the admin."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvedit.errors import NotFound
+from sglang_patches.http.auth import Caller
+from sglang_patches.http.service import service_of
+
+
+class Offline:
+    def __init__(self, tokenizer_manager: Any) -> None:
+        self._service = service_of(tokenizer_manager)
+
+    async def answer(
+        self, method: str, path: str, query: dict[str, str], body: dict[str, Any] | None
+    ) -> Any:
+        """What the route would answer. Raises KvEditError, NotFound for an unknown route."""
+        caller = Caller(True, query.get("cache_salt"), query.get("extra_key"))
+        service, (kind, _, name) = self._service, path.removeprefix("/kvedit/").partition("/")
+        if (method, kind) == ("POST", "skills"):
+            return await service.register(body, caller)
+        if (method, kind) == ("DELETE", "skills"):
+            shared, purge = query.get("shared") == "1", query.get("purge") == "1"
+            return await service.remove(name, caller, shared=shared, purge=purge)
+        if (method, path) == ("GET", "/kvedit/skills"):
+            return await service.listed(caller, everything=query.get("all") == "1")
+        if (method, kind) == ("GET", "skills"):
+            return await service.show(name, caller)
+        if (method, kind) == ("GET", "requests"):
+            return service.request_report(name, caller)
+        if (method, path) == ("GET", "/kvedit/status"):
+            return await service.status(caller)
+        if (method, path) == ("GET", "/kvedit/tree"):
+            return await service.tree(caller)
+        if (method, path) == ("GET", "/kvedit/audit"):
+            return await service.audit(caller)
+        raise NotFound(f"kvedit: {method} {path}: expected a route, got an unknown one")
