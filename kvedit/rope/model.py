@@ -45,6 +45,12 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _model_refusals(text: Mapping[str, Any], num_layers: int) -> list[str]:
     reasons = []
+    model_type = str(text.get("model_type"))
+    if model_type in families.REFUSED_MODEL_TYPES:
+        why = families.REFUSED_MODEL_TYPES[model_type]
+        reasons.append(
+            f"kvedit: model type: expected keys that one rotation moves, got {model_type} ({why})"
+        )
     if text.get("dual_chunk_attention_config"):
         reasons.append(
             "kvedit: attention: expected one position per key, got dual chunk attention "

@@ -24,9 +24,27 @@ class RopeSpec:
     inv_freq: tuple[float, ...]
     kind: str
 
-    def angles(self, delta_pos: int) -> npt.NDArray[np.float64]:
-        """Radians that move a key by `delta_pos` positions (may be negative); [rotary_dim/2]."""
-        return float(delta_pos) * np.asarray(self.inv_freq, dtype=np.float64)
+    def rotate(
+        self, keys: npt.NDArray[np.float64], delta_pos: npt.ArrayLike
+    ) -> npt.NDArray[np.float64]:
+        """Keys moved by `delta_pos` positions: the definition that every kernel is held to.
+
+        keys       fp64 [num_tokens, head_dim]
+        delta_pos  int, or int [num_tokens]; may be negative
+        """
+        angles = np.multiply.outer(np.asarray(delta_pos, dtype=np.float64), self.inv_freq)
+        cos, sin = np.cos(angles), np.sin(angles)
+        first, second = self._pairs()
+        rotated = keys.copy()
+        rotated[..., first] = keys[..., first] * cos - keys[..., second] * sin
+        rotated[..., second] = keys[..., second] * cos + keys[..., first] * sin
+        return rotated
+
+    def _pairs(self) -> tuple[slice, slice]:
+        half = self.rotary_dim // 2
+        if self.is_neox:
+            return slice(0, half), slice(half, self.rotary_dim)
+        return slice(0, self.rotary_dim, 2), slice(1, self.rotary_dim, 2)
 
     def signature(self) -> str:
         """Stable text: equal for two layers exactly when one rotation serves both."""

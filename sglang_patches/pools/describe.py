@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from kvedit_kernels import PoolGroup
 
 from kvedit.errors import UnsupportedPool, UnsupportedRope
-from kvedit.rope import RopeSpec, rope_specs
+from kvedit.rope import RopeSpec, keeps_idle_rotary, rope_specs
+from kvedit_kernels import PoolGroup
 from sglang_patches.pools.layout import PoolKind, SubPool, sub_pools
 from sglang_patches.pools.rotary import rotary_refusals
 
@@ -42,11 +42,12 @@ def describe_pool(kv_pool: Any, model: torch.nn.Module, model_config: Any) -> li
     Raises UnsupportedPool (or UnsupportedRope if only the rope is at fault) with all reasons.
     """
     pools, reasons = sub_pools(kv_pool)
+    text_config = model_config.hf_text_config.to_dict()
     specs: list[RopeSpec | None] = []
     rope_reasons: list[str] = []
     try:
         specs = rope_specs(
-            model_config.hf_text_config.to_dict(),
+            text_config,
             num_layers=model_config.num_hidden_layers,
             context_len=model_config.context_len,
         )
@@ -56,7 +57,7 @@ def describe_pool(kv_pool: Any, model: torch.nn.Module, model_config: Any) -> li
         reasons = _layer_refusals(pools, specs)
     if not reasons and not rope_reasons:
         owned = {layer: specs[layer] for pool in pools for layer in pool.layer_ids}
-        rope_reasons = rotary_refusals(model, owned)
+        rope_reasons = rotary_refusals(model, owned, idle_allowed=keeps_idle_rotary(text_config))
     if reasons:
         raise UnsupportedPool(reasons + rope_reasons)
     if rope_reasons:

@@ -43,8 +43,13 @@ def attention_rotaries(model: torch.nn.Module) -> dict[int, list[torch.nn.Module
     return dict(found)
 
 
-def rotary_refusals(model: torch.nn.Module, specs: Mapping[int, RopeSpec | None]) -> list[str]:
-    """Every way in which the loaded rotary modules differ from `specs` (by global layer id)."""
+def rotary_refusals(
+    model: torch.nn.Module, specs: Mapping[int, RopeSpec | None], *, idle_allowed: bool
+) -> list[str]:
+    """Every way in which the loaded rotary modules differ from `specs` (by global layer id).
+
+    idle_allowed  the host class keeps a rotary module in rope-free layers without calling it
+    """
     reasons: list[str] = []
     rotaries = attention_rotaries(model)
     seen: set[tuple[int, str]] = set()
@@ -53,7 +58,9 @@ def rotary_refusals(model: torch.nn.Module, specs: Mapping[int, RopeSpec | None]
             reasons.append(f"kvedit: layer {layer_id}: expected an attention module, got none")
             continue
         if spec is None:
-            # A host class may keep a rotary module that its rope-free layers never call.
+            if rotaries[layer_id] and not idle_allowed:
+                got = type(rotaries[layer_id][0]).__name__
+                reasons.append(f"kvedit: layer {layer_id}: expected no rotary module, got {got}")
             continue
         if not rotaries[layer_id]:
             reasons.append(f"kvedit: layer {layer_id}: expected a rotary module, got none")
