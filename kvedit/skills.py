@@ -78,6 +78,18 @@ class Registry:
                 return skill
         raise _unknown(name)
 
+    def named(self, name: str, namespace: str) -> Skill:
+        """The newest skill of exactly this name and namespace, retired ones included."""
+        skills = list(self._of_key((namespace, name)))
+        if not skills:
+            raise _unknown(name)
+        return self._current.get((namespace, name), skills[-1])
+
+    def find(self, name: str, namespace: str) -> int | None:
+        """Segment number of the current skill of exactly this name and namespace."""
+        skill = self._current.get((namespace, name))
+        return None if skill is None else skill.number
+
     def by_number(self, number: int) -> Skill | None:
         return self._skills.get(number)
 
@@ -200,17 +212,25 @@ class Registry:
             skill.stale = True
 
     def new_epoch(self, host_identity: str) -> None:
-        """Weights, adapters or whatever else shapes KV changed: new identities, no KV."""
+        """Weights, adapters or whatever else shapes KV changed: new identities, no KV.
+
+        Every segment gets a new number, so that no path cached under the old one is found again
+        (the host may keep its tree across a weight update). Retired segments are dropped.
+        """
         self._host_identity = host_identity
         self.evict_all()
-        for skill in self._skills.values():
-            segment = skill.segment
-            skill.segment = dataclasses.replace(
-                segment,
-                identity=self._identity(
-                    segment.namespace, segment.token_ids, segment.compile_prefix
-                ),
-            )
+        for skill in self.all():
+            if skill.state is State.RETIRED:
+                self._drop(skill)
+            else:
+                self._renumber(skill)
+
+    def renumber(self, number: int) -> None:
+        """Cached paths of this segment are not to be trusted: give it a new number, evicted."""
+        self.evicted(number)
+        skill = self._skills.get(number)
+        if skill is not None:
+            self._renumber(skill)
 
     # ---- leaving
 
@@ -278,6 +298,22 @@ class Registry:
                 self._current[key] = skill
                 return skill
         return None
+
+    def _renumber(self, skill: Skill) -> None:
+        old = skill.segment
+        matched = old.number in self.matcher
+        if matched:
+            self._stop_matching(skill)
+        del self._skills[old.number]
+        self._last_number += 1
+        skill.segment = dataclasses.replace(
+            old,
+            number=self._last_number,
+            identity=self._identity(old.namespace, old.token_ids, old.compile_prefix),
+        )
+        self._skills[skill.number] = skill
+        if matched:
+            self._start_matching(skill)
 
     def _start_compile(self, skill: Skill, rid: str) -> None:
         if skill.state is State.FAILED:

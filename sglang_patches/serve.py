@@ -11,6 +11,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
+from kvedit.errors import Unsupported
 from sglang_patches.cpu import prepare
 from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
 
@@ -19,6 +20,10 @@ IS_CPU_HOST = prepare()
 STOCK_FLAG = "--stock"
 CPU_PLUGIN = "kvedit_cpu"
 KVEDIT_PLUGINS = ("kvedit", CPU_PLUGIN)
+OWN_FLAGS = {
+    "--kvedit-open": "KVEDIT_OPEN",
+    "--kvedit-client-skills": "KVEDIT_CLIENT_SKILLS",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -27,19 +32,37 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: server flags (default: the process's own). `--stock` starts SGLang without kvedit
             but with the same host adaptations.
+
+    Raises:
+        SystemExit: 2 when the flags are refused, one line per reason on stderr.
     """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    stock = STOCK_FLAG in arguments
-    if stock:
+    sys.argv = ["sglang.launch_server", *launcher_arguments(sys.argv[1:] if argv is None else argv)]
+    try:
+        runpy.run_module("sglang.launch_server", run_name="__main__")
+    except Unsupported as refusal:
+        for reason in refusal.reasons:
+            print(f"kvedit: {reason}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def launcher_arguments(argv: Sequence[str]) -> list[str]:
+    """The flags for SGLang's launcher; kvedit's own flags become environment variables."""
+    arguments = take_own_flags(argv)
+    if STOCK_FLAG in arguments:
         arguments.remove(STOCK_FLAG)
-        arguments = stock_arguments(arguments)
+        arguments = with_metrics(arguments)
         os.environ["SGLANG_PLUGINS"] = plugins_without_kvedit(os.environ.get("SGLANG_PLUGINS"))
     else:
         arguments = kvedit_arguments(arguments)
-    if IS_CPU_HOST:
-        arguments = with_cpu_defaults(arguments)
-    sys.argv = ["sglang.launch_server", *arguments]
-    runpy.run_module("sglang.launch_server", run_name="__main__")
+    return with_cpu_defaults(arguments) if IS_CPU_HOST else arguments
+
+
+def take_own_flags(argv: Sequence[str]) -> list[str]:
+    """`argv` without kvedit's switches; each sets its variable for all processes of the server."""
+    for flag in argv:
+        if flag in OWN_FLAGS:
+            os.environ[OWN_FLAGS[flag]] = "1"
+    return [flag for flag in argv if flag not in OWN_FLAGS]
 
 
 def kvedit_arguments(argv: Sequence[str]) -> list[str]:
@@ -48,11 +71,6 @@ def kvedit_arguments(argv: Sequence[str]) -> list[str]:
     if not gives_flag(argv, "--radix-cache-backend"):
         result += ["--radix-cache-backend", "kvedit"]
     return with_metrics(result)
-
-
-def stock_arguments(argv: Sequence[str]) -> list[str]:
-    """`argv` of the comparison arm: metrics on as in the kvedit arm, stock prefix cache."""
-    return with_metrics(argv)
 
 
 def with_metrics(argv: Sequence[str]) -> list[str]:

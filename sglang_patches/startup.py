@@ -12,6 +12,8 @@ from kvedit.errors import Unsupported
 from sglang_patches.startup_fields import CHECK_RESOLVED, REFUSED, TESTED, UNTESTED
 
 HOST_VERSION = "0.5.23"
+BACKEND = "kvedit"
+RESOLVE_TARGET = "sglang.srt.server_args.ServerArgs.resolve_once"
 ENVIRONMENT = {
     "SGLANG_RUST_SERVER": (False, "kvedit's routes and reports live in the Python HTTP server"),
     "SGLANG_RADIX_FORCE_MISS": (False, "a skill is found by matching the prefix tree"),
@@ -36,6 +38,15 @@ def check_server_args(
     reasons = refusals(server_args, model_config, allow)
     if reasons:
         raise Unsupported(reasons)
+
+
+def resolved_hook(result: None, server_args: Any) -> None:
+    """AFTER hook of `ServerArgs.resolve_once`: refuse before the first process is spawned.
+
+    A server with another cache backend is not ours and passes.
+    """
+    if server_args.radix_cache_backend == BACKEND:
+        check_server_args(server_args)
 
 
 def refusals(

@@ -1,0 +1,86 @@
+"""The one place that reads kvedit's environment variables."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvedit.errors import BadRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """Settings of one server, fixed at start-up. Token counts are in tokens, waits in seconds."""
+
+    pin_fraction: float = 0.5  # share of the KV pool that pinned skills may hold
+    compile_wait_s: float = 10.0  # how long `require` waits for a recompile
+    open: bool = False  # admin routes from any address although no key is set
+    client_skills: bool = False  # ordinary clients may register skills of their own namespace
+    allow: frozenset[str] = frozenset()  # untested server arguments the operator takes on
+    seam: int = 16  # skill tokens recomputed behind the real prefix, until a gate measures it
+    min_span_tokens: int = 16  # a shorter span costs more in bookkeeping than it saves
+    retired_max: int = 64  # retired segments kept for running conversations
+    client_max_skills: int = 32  # per namespace
+    client_max_tokens: int = 65_536  # per namespace, all skills together
+    client_rate_per_minute: int = 60  # registrations per namespace
+    ring_size: int = 10_000  # request reports kept for GET /kvedit/requests/{id}
+    home: Path = Path("~/.cache/kvedit").expanduser()
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] = os.environ) -> Config:
+        """Read ``KVEDIT_*``. Raises BadRequest that names the variable, expected and got."""
+        default = cls()  # a slotted class keeps no defaults of its own
+        return cls(
+            pin_fraction=_number(
+                env, "KVEDIT_PIN_FRACTION", default.pin_fraction, low=0.0, high=1.0
+            ),
+            compile_wait_s=_number(env, "KVEDIT_COMPILE_WAIT", default.compile_wait_s, low=0.0),
+            open=_flag(env, "KVEDIT_OPEN"),
+            client_skills=_flag(env, "KVEDIT_CLIENT_SKILLS"),
+            allow=frozenset(
+                filter(None, (s.strip() for s in env.get("KVEDIT_ALLOW", "").split(",")))
+            ),
+            seam=int(_number(env, "KVEDIT_SEAM", default.seam, low=0)),
+            min_span_tokens=int(_number(env, "KVEDIT_MIN_SPAN", default.min_span_tokens, low=1)),
+            retired_max=int(_number(env, "KVEDIT_RETIRED_MAX", default.retired_max, low=0)),
+            client_max_skills=int(
+                _number(env, "KVEDIT_CLIENT_MAX_SKILLS", default.client_max_skills, low=0)
+            ),
+            client_max_tokens=int(
+                _number(env, "KVEDIT_CLIENT_MAX_TOKENS", default.client_max_tokens, low=0)
+            ),
+            client_rate_per_minute=int(
+                _number(env, "KVEDIT_CLIENT_RATE", default.client_rate_per_minute, low=0)
+            ),
+            ring_size=int(_number(env, "KVEDIT_RING_SIZE", default.ring_size, low=1)),
+            home=Path(env.get("KVEDIT_HOME", "~/.cache/kvedit")).expanduser(),
+        )
+
+
+def _flag(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name, "0")
+    if text not in ("0", "1", ""):
+        raise BadRequest(f"kvedit: {name}: expected 0 or 1, got {text!r}")
+    return text == "1"
+
+
+def _number(
+    env: Mapping[str, str],
+    name: str,
+    default: float,
+    *,
+    low: float,
+    high: float = float("inf"),
+) -> float:
+    text = env.get(name)
+    if text is None or text == "":
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        raise BadRequest(f"kvedit: {name}: expected a number, got {text!r}") from None
+    if not low <= value <= high:
+        raise BadRequest(f"kvedit: {name}: expected a number in [{low}, {high}], got {text!r}")
+    return value

@@ -1,0 +1,158 @@
+"""The planner: token ids and a registry in, spans and refusals out. Pure; acts on nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from kvedit.matcher import Match
+from kvedit.options import Options
+from kvedit.skills import Registry, Segment, State
+from kvedit.spans import Plan, Refusal, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanLimits:
+    """What the server and the request allow. Positions and lengths in tokens."""
+
+    page_size: int
+    min_span_tokens: int
+    default_seam: int
+    last_position: int  # spans end at or before it (the prompt's last token is always forwarded)
+
+
+def plan_spans(
+    ids: array[int],
+    registry: Registry,
+    namespace: str,
+    options: Options,
+    limits: PlanLimits,
+    tail_text: Callable[[int, int], str],
+) -> Plan:
+    """Recognise the namespace's skills in ``ids`` and lay spans over them.
+
+    Ascending, disjoint, page-aligned (start up, stop down). A span that directly follows a
+    composed one has seam 0: its predecessor's last token is composed, there is nothing real to
+    repair against. ``options.skills`` restricts the skills; unknown names become refusals.
+    ``tail_text(a, b)`` decodes ids[a:b).
+    """
+    if options.splice == "off":
+        return Plan(num_tokens=len(ids), registry_version=registry.version)
+    visible = [s for s in registry.matchable(namespace) if _wanted(s.segment, options)]
+    live = {s.number for s in visible if s.state is not State.RETIRED}
+    layer = _Layer(ids, registry, namespace, options, limits, tail_text)
+    spans, refused = layer.lay(live)
+    history: list[Span] = []
+    if len(live) < len(visible):
+        history, _ = layer.lay({s.number for s in visible})
+    named = _unknown_names(registry, namespace, options)
+    named += _not_found(options, spans, [*refused, *named])
+    return Plan(
+        num_tokens=len(ids),
+        registry_version=registry.version,
+        spans=tuple(spans),
+        history=tuple(history) if history != spans else (),
+        refused=tuple(refused + named),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """Lays the spans of some segments over one prompt."""
+
+    ids: array[int]
+    registry: Registry
+    namespace: str
+    options: Options
+    limits: PlanLimits
+    tail_text: Callable[[int, int], str]
+
+    def lay(self, numbers: Collection[int]) -> tuple[list[Span], list[Refusal]]:
+        spans: list[Span] = []
+        refused: list[Refusal] = []
+        matches = self.registry.matcher.find(self.ids, self.namespace, self.tail_text, numbers)
+        for match in matches if numbers else ():
+            skill = self.registry.by_number(match.number)
+            if skill is None:
+                continue
+            follows = bool(spans) and spans[-1].stop == match.prompt_start
+            seam = 0 if follows else _seam(skill.segment, self.options, self.limits)
+            span = _lay(skill.segment, match, seam, self.limits)
+            refused += _partial(skill.segment, match, len(self.ids))
+            if isinstance(span, Refusal):
+                refused.append(span)
+            else:
+                spans.append(span)
+        return spans, refused
+
+
+def _wanted(segment: Segment, options: Options) -> bool:
+    return options.skills is None or segment.name in options.skills
+
+
+def _seam(segment: Segment, options: Options, limits: PlanLimits) -> int:
+    """The request's seam, else the skill's own, else the server's default."""
+    if options.seam is not None:
+        return options.seam
+    return limits.default_seam if segment.seam is None else segment.seam
+
+
+def _lay(segment: Segment, match: Match, seam: int, limits: PlanLimits) -> Span | Refusal:
+    """Turn a match into a span: leave the seam out, keep to pages and to the last position."""
+    page = limits.page_size
+    base = match.prompt_start - match.skill_start
+    # Tokens that only the merge at the edge differs in count as part of the seam.
+    first = max(match.prompt_start, base + seam)
+    match_stop = match.prompt_start + match.num_tokens
+    # The donor's tree holds whole pages only.
+    donor_stop = base + (len(segment.compile_prefix) + segment.num_tokens) // page * page
+    donor_stop -= len(segment.compile_prefix)
+    start = -(-first // page) * page
+    stop = min(match_stop, donor_stop, limits.last_position) // page * page
+    if seam > segment.num_tokens:
+        detail = (("seam", seam), ("num_tokens", segment.num_tokens))
+        return Refusal(skill=segment.name, reason="seam_too_long", detail=detail)
+    if stop - start < limits.min_span_tokens:
+        short = (("num_tokens", max(0, stop - start)),)
+        return Refusal(skill=segment.name, reason="too_short", detail=short)
+    return Span(
+        segment=segment.number,
+        skill=segment.name,
+        match_start=match.prompt_start,
+        start=start,
+        stop=stop,
+        base=base,
+        prefix_len=len(segment.compile_prefix),
+    )
+
+
+def _partial(segment: Segment, match: Match, num_tokens: int) -> list[Refusal]:
+    """``differs_at`` when the prompt leaves the skill's text before the skill ends."""
+    skill_stop = match.skill_start + match.num_tokens
+    at_prompt_end = match.prompt_start + match.num_tokens >= num_tokens
+    if skill_stop >= segment.num_tokens or at_prompt_end:
+        return []
+    detail = (("index", skill_stop), ("position", match.prompt_start + match.num_tokens))
+    return [Refusal(skill=segment.name, reason="differs_at", detail=detail)]
+
+
+def _unknown_names(registry: Registry, namespace: str, options: Options) -> list[Refusal]:
+    if options.skills is None:
+        return []
+    known = {skill.segment.name for skill in registry.listed(namespace)}
+    return [
+        Refusal(skill=name, reason="unknown_skill") for name in options.skills if name not in known
+    ]
+
+
+def _not_found(
+    options: Options, spans: Sequence[Span], refused: Sequence[Refusal]
+) -> list[Refusal]:
+    """Named skills that the prompt does not contain at all."""
+    if options.skills is None:
+        return []
+    seen = {span.skill for span in spans} | {refusal.skill for refusal in refused}
+    return [
+        Refusal(skill=name, reason="not_in_prompt") for name in options.skills if name not in seen
+    ]

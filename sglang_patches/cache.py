@@ -1,0 +1,199 @@
+"""The radix tree with composed paths: SGLang's unified cache, with kvedit's spelling of keys.
+
+Virtual ids exist only in here. The host's requests always hold real ids; where the host builds a
+tree key from a request, the request's ids are respelled for the length of that call.
+
+Entry points of a splice: ``match_prefix`` reports the span behind a match as a host hit, so that
+the host's admission budgets it and calls ``init_load_back`` (one forward for the rest); a span
+whose prefix is not cached yet is realised by ``checkpoint`` at a forced chunk boundary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang.srt.mem_cache.base_prefix_cache import (
+    DecLockRefResult,
+    IncLockRefResult,
+    InitLoadBackParams,
+    MatchPrefixParams,
+    MatchResult,
+)
+from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
+from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
+
+from kvedit.config import Config
+from kvedit.paths import Choice, choose_path
+from kvedit.skills import State
+from kvedit.spans import Pieces, Refusal, Span, run_end, served_ids
+from sglang_patches.compile import fail_compile, finish_compile
+from sglang_patches.guard import boundary, trip
+from sglang_patches.realise import realise
+from sglang_patches.runtime import Runtime
+from sglang_patches.startup import check_server_args
+from sglang_patches.state import RequestState, ServedIds, planned, state_of
+
+
+class KvEditCache(UnifiedRadixCache):
+    """A UnifiedRadixCache on either tree core. ``kvedit`` is set by the factory, after the
+    base class has run its own ``reset`` once."""
+
+    kvedit: Runtime | None = None
+
+    def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
+        state = planned(params.req)
+        if state is None:
+            return super().match_prefix(params)
+        with boundary("match_prefix", lambda: state.drop(0, "internal_error")):
+            trip("match_prefix")
+            return self._match_served(params, state)
+        return super().match_prefix(params)
+
+    def _match_served(self, params: MatchPrefixParams, state: RequestState) -> MatchResult:
+        key = params.key
+        choice = self._choose(key, state)
+        state.pieces = choice.pieces
+        state.lost = tuple((span.segment, self._refusal(span)) for span in choice.lost)
+        served = MatchPrefixParams(
+            key=_respelled(key, state.pieces), cow_mamba=params.cow_mamba, req=params.req
+        )
+        result = super().match_prefix(served)
+        matched = result.device_prefix_len
+        ahead = run_end(state.pieces, matched) - matched
+        if ahead and not result.host_hit_length:
+            result = result._replace(host_hit_length=ahead, best_match_node=result.last_device_node)
+        return result
+
+    def _choose(self, key: RadixKey, state: RequestState) -> Choice:
+        return choose_path(
+            state.plan.alternatives,
+            num_tokens=len(key.token_ids),
+            match=lambda pieces: self._matched(key, pieces),
+            composable=self._composable,
+        )
+
+    def preview(self, req: Any, state: RequestState) -> list[Refusal]:
+        """What the request could not compose if it were admitted now."""
+        key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
+        return [self._refusal(span) for span in self._choose(key, state).lost]
+
+    def _matched(self, key: RadixKey, pieces: Pieces) -> int:
+        probe = MatchPrefixParams(key=_respelled(key, pieces))
+        return super().match_prefix(probe).device_prefix_len
+
+    def _composable(self, span: Span) -> bool:
+        return self._state_of(span) is State.READY
+
+    def _state_of(self, span: Span) -> State:
+        skill = self.runtime.registry.by_number(span.segment)
+        return State.RETIRED if skill is None else skill.state
+
+    def _refusal(self, span: Span) -> Refusal:
+        return Refusal(skill=span.skill, reason=self._state_of(span).value)
+
+    @property
+    def runtime(self) -> Runtime:
+        if self.kvedit is None:
+            raise RuntimeError("kvedit: cache: expected a runtime, got none (still starting)")
+        return self.kvedit
+
+    # ---- the two entry points of a splice
+
+    def init_load_back(self, params: InitLoadBackParams) -> tuple[int, Any] | None:
+        req = params.req
+        state = planned(req)
+        if req is None or state is None or self.cache_controller is not None:
+            return super().init_load_back(params)
+        start = req.prefix_len
+        stop = start + params.host_hit_length
+        with boundary("init_load_back", lambda: state.drop(start, "internal_error")):
+            trip("init_load_back")
+            node = realise(self, req, state, req.last_node, start, stop)
+            if node is not None:
+                return params.host_hit_length, node
+        return 0, req.last_node
+
+    def load_back_is_cache_owned(self) -> bool:
+        return True
+
+    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+        state = state_of(req)
+        if state is None:
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+            return
+        pieces = state.pieces if state.is_valid_for(req) else ()
+        with ServedIds(req, pieces):
+            super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
+        if state.is_compile and req.finished():
+            with boundary("finish_compile", lambda: fail_compile(self, req)):
+                trip("finish_compile")
+                finish_compile(self, req)
+        elif pieces and not req.finished() and up_to == req.extend_end:
+            with boundary("checkpoint", lambda: state.drop(up_to, "internal_error")):
+                trip("checkpoint")
+                self._splice_at_boundary(req, state, up_to)
+
+    def _splice_at_boundary(self, req: Any, state: RequestState, start: int) -> None:
+        """The chunk just published ends where a span starts: hand the request the span's slots.
+
+        All fields that say how far the request is move together. ``checkpoint_kv_cache`` reads
+        extend_end after this call, so the next chunk starts behind the span.
+        """
+        stop = run_end(state.pieces, start)
+        if stop == start:
+            return
+        if req.kv.cache_protected_len != start:
+            raise RuntimeError(
+                f"kvedit: chunk boundary: expected the tree to hold {start} tokens, "
+                f"got {req.kv.cache_protected_len}"
+            )
+        node = realise(self, req, state, req.last_node, start, stop)
+        if node is None:
+            return
+        slots = self.path_device_indices(node)[start:stop]
+        self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, stop)), slots)
+        self.unlock(req.lock)
+        req.lock = self.lock(node)
+        req.last_node = node
+        kv = req.kv
+        kv.cache_protected_len = kv.cache_inserted_len = stop
+        kv.kv_committed_len = kv.kv_allocated_len = stop
+        req.extend_end = stop
+
+    # ---- the host's other calls
+
+    def inc_host_lock_ref(self, node_id: Any) -> IncLockRefResult:
+        """Admission takes a host lock around a load-back; without a host tier there is none."""
+        if self.cache_controller is None:
+            return IncLockRefResult()
+        return super().inc_host_lock_ref(node_id)
+
+    def dec_host_lock_ref(self, node_id: Any, params: Any) -> DecLockRefResult:
+        if self.cache_controller is None:
+            return DecLockRefResult()
+        return super().dec_host_lock_ref(node_id, params)
+
+    def reset(self) -> None:
+        super().reset()
+        if self.kvedit is not None:
+            self.kvedit.tree_emptied()
+
+    def sanity_check(self) -> None:
+        with self.runtime.pins.suspended():
+            super().sanity_check()
+
+
+def _respelled(key: RadixKey, pieces: Pieces) -> RadixKey:
+    ids = served_ids(key.token_ids, pieces) if pieces else key.token_ids
+    return RadixKey(ids, key.extra_key, limit=key.limit, cache_salt=key.cache_salt)
+
+
+def create_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
+    """Factory of ``--radix-cache-backend kvedit``. Raises Unsupported with all reasons."""
+    check_server_args(ctx.server_args)
+    cache = create_unified_radix_cache(ctx, cache_class=KvEditCache)
+    if not isinstance(cache, KvEditCache):
+        raise TypeError(f"kvedit: cache: expected KvEditCache, got {type(cache).__name__}")
+    cache.kvedit = Runtime(ctx, cache, Config.from_env())
+    return cache

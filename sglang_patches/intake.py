@@ -1,0 +1,171 @@
+"""Intake: recognise skills when the scheduler creates a request. Plans only; touches no ids."""
+
+from __future__ import annotations
+
+from array import array
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.beam_search.coordinator import BeamCoordinator
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.utils import is_health_check_generate_req
+
+from kvedit.errors import BadRequest
+from kvedit.namespace import namespace_tag
+from kvedit.options import Options, parse_options
+from kvedit.planner import plan_spans
+from kvedit.report import TokenSplit
+from kvedit.spans import Plan, Refusal
+from sglang_patches.cache import KvEditCache
+from sglang_patches.guard import boundary, trip
+from sglang_patches.runtime import Runtime
+from sglang_patches.state import RequestState
+
+REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
+
+
+def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``Scheduler._create_generation_req``. The request comes back unchanged, but for
+    ``req.kvedit`` (its state) and ``req.customized_info`` (its report)."""
+    cache = scheduler.tree_cache
+    if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
+        return
+    with boundary("intake", lambda: _forget(req)):
+        trip("intake")
+        _take_in(cache, req, recv_req)
+
+
+def _forget(req: Any) -> None:
+    req.kvedit = None
+    req.customized_info = None
+
+
+def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
+    runtime = cache.runtime
+    skill = runtime.registry.by_rid(recv_req.rid)
+    if skill is not None:
+        _announce_compile(runtime, req, skill.number)
+        return
+    requested = _requested(recv_req)
+    if requested is None and not len(runtime.registry.matcher):
+        return  # installed but unused: nothing of ours touches the request
+    try:
+        options = parse_options(requested)
+    except BadRequest as error:
+        _refuse_request(req, recv_req, str(error))
+        return
+    state = _plan(runtime, req, recv_req, options)
+    req.kvedit = state
+    req.customized_info = {**(req.customized_info or {}), "kvedit": [state.report()]}
+    if options.splice == "require":
+        unmet = _unmet_reasons(cache, req, state)
+        if unmet:
+            _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(unmet))
+
+
+def _requested(recv_req: Any) -> object:
+    params = recv_req.sampling_params.custom_params
+    return params.get("kvedit") if isinstance(params, dict) else None
+
+
+def _announce_compile(runtime: Runtime, req: Any, segment: int) -> None:
+    """Our own compile request: its path goes into the segment's secret tree namespace."""
+    req.extra_key = runtime.tree_namespace(segment)
+    req.cache_salt = None
+    num_tokens = len(req.origin_input_ids)
+    req.kvedit = RequestState(
+        namespace=req.extra_key,
+        options=Options(splice="off"),
+        plan=Plan(num_tokens=num_tokens, registry_version=runtime.registry.version),
+        split=TokenSplit(num_tokens),
+        is_compile=True,
+        is_counted=False,
+    )
+
+
+def _plan(runtime: Runtime, req: Any, recv_req: Any, options: Options) -> RequestState:
+    ids = req.origin_input_ids
+    namespace = namespace_tag(recv_req.cache_salt, recv_req.extra_key, recv_req.lora_id)
+    blockers = _blockers(req, recv_req)
+    if blockers:
+        plan = Plan(
+            num_tokens=len(ids),
+            registry_version=runtime.registry.version,
+            refused=tuple(Refusal(skill="", reason=reason) for reason in blockers),
+        )
+    else:
+        plan = plan_spans(
+            ids,
+            runtime.registry,
+            namespace,
+            options,
+            runtime.plan_limits(_last_position(ids, recv_req)),
+            lambda start, stop: runtime.decode(ids[start:stop]),
+        )
+    state = RequestState(
+        namespace=namespace,
+        options=options,
+        plan=plan,
+        split=TokenSplit(len(ids)),
+        # the n > 1 prefix warmer is the host's own request
+        is_counted=recv_req.sampling_params.max_new_tokens != 0,
+    )
+    runtime.refuse(state, plan.refused)
+    return state
+
+
+def _last_position(ids: array[int], recv_req: Any) -> int:
+    """Spans end here: the last token is always forwarded, and so is every token whose logprobs
+    the client wants."""
+    last = len(ids) - 1
+    if recv_req.return_logprob and recv_req.logprob_start_len >= 0:
+        last = min(last, recv_req.logprob_start_len)
+    return max(0, last)
+
+
+def _blockers(req: Any, recv_req: Any) -> list[str]:
+    """Features that look at every prompt token, or key it by more than its id."""
+    checks = {
+        "session": recv_req.session_params is not None or recv_req.session_id is not None,
+        "input_embeds": recv_req.input_embeds is not None,
+        "positional_embed_overrides": recv_req.positional_embed_overrides is not None,
+        "token_type_ids": recv_req.token_type_ids is not None,
+        "multimodal": recv_req.mm_inputs is not None,
+        "multi_item": recv_req.multi_item_delimiter_indices is not None,
+        "token_indices_to_pool": recv_req.token_indices_to_pool is not None,
+        "routed_experts": bool(recv_req.return_routed_experts),
+        "indexer_topk": bool(recv_req.return_indexer_topk),
+        "hidden_states": bool(recv_req.return_hidden_states),
+        "adapter": recv_req.lora_id is not None,
+        "no_cache_insert": bool(req.skip_radix_cache_insert),
+        "beam": BeamCoordinator.request_beam_width(recv_req) > 1,
+    }
+    return [reason for reason, blocked in checks.items() if blocked]
+
+
+def _unmet_reasons(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+    """Why ``require`` cannot be met as things stand: every token of the named skills behind
+    the seam must be exact, composed or derived."""
+    refusals = [*state.plan.refused, *cache.preview(req, state)]
+    return [_spelled(refusal) for refusal in refusals]
+
+
+def _spelled(refusal: Refusal) -> str:
+    detail = "".join(f" {key}={value}" for key, value in refusal.detail)
+    return f"{refusal.skill or 'request'}: {refusal.reason}{detail}"
+
+
+def refuse_late(req: Any, state: RequestState) -> None:
+    """``require`` turned out unmet at admission: the request ends with the 400 after the
+    forward it was admitted to, before anything is streamed."""
+    reasons = "; ".join(_spelled(refusal) for refusal in state.split.refused)
+    req.to_finish = FINISH_ABORT(f"kvedit: require: {reasons}", HTTPStatus.BAD_REQUEST, REFUSED)
+
+
+def _refuse_request(req: Any, recv_req: Any, message: str) -> None:
+    """A 400 before anything is streamed. The host overwrites the message when the logprob
+    window of the shortened prompt is off, hence the reset."""
+    req.kvedit = None
+    req.set_finish_with_abort(message, HTTPStatus.BAD_REQUEST, REFUSED)
+    recv_req.logprob_start_len = -1
+    recv_req.return_logprob = False

@@ -1,0 +1,71 @@
+"""Prometheus counters in the scheduler process.
+
+prometheus_client decides between single and multi process values when it is imported, so it is
+imported at first use, after the host has set its environment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from kvedit.report import TokenSplit
+
+KINDS = ("exact", "composed", "derived", "computed", "repaired", "copied")
+
+
+class Metrics:
+    """Counts for GET /kvedit/status, mirrored to Prometheus where the host exports metrics.
+
+    Only one rank may export: every tensor-parallel rank takes the same decisions.
+    """
+
+    def __init__(self, *, export: bool, model_name: str) -> None:
+        self._export = export
+        self._model_name = model_name
+        self._prometheus: tuple[Any, Any] | None = None
+        self.tokens: Counter[str] = Counter()
+        self.splices: Counter[tuple[str, str]] = Counter()
+
+    def count_tokens(self, before: dict[str, int], split: TokenSplit) -> None:
+        """Add what one admission changed in a request's split."""
+        for kind, value in split.counts().items():
+            added = value - before[kind]
+            if added:
+                self.tokens[kind] += added
+                if self._export:
+                    labels = {"kind": kind, "model_name": self._model_name}
+                    self._counters()[0].labels(**labels).inc(added)
+
+    def count_splice(self, outcome: str, reason: str = "") -> None:
+        self.splices[outcome, reason] += 1
+        if self._export:
+            labels = {"outcome": outcome, "reason": reason, "model_name": self._model_name}
+            self._counters()[1].labels(**labels).inc()
+
+    def _counters(self) -> tuple[Any, Any]:
+        if self._prometheus is None:
+            from prometheus_client import Counter as PrometheusCounter
+
+            self._prometheus = (
+                PrometheusCounter(
+                    "kvedit_tokens",
+                    "Prompt tokens by class (repaired is part of computed, copied of composed)",
+                    ["kind", "model_name"],
+                ),
+                PrometheusCounter(
+                    "kvedit_splices",
+                    "Spans by outcome",
+                    ["outcome", "reason", "model_name"],
+                ),
+            )
+        return self._prometheus
+
+    def to_status(self) -> dict[str, object]:
+        return {
+            "tokens": {kind: self.tokens[kind] for kind in KINDS},
+            "splices": [
+                {"outcome": outcome, "reason": reason, "count": count}
+                for (outcome, reason), count in sorted(self.splices.items())
+            ],
+        }

@@ -1,0 +1,182 @@
+"""The scheduler process's half of kvedit: registry, copy queue, pins, counters of one server."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from typing import TYPE_CHECKING, Any
+
+from kvedit.config import Config
+from kvedit.identity import host_identity
+from kvedit.planner import PlanLimits
+from kvedit.skills import Registry, Segment, Skill, State
+from kvedit.spans import Refusal
+from sglang_patches.copies import CopyQueue
+from sglang_patches.donors import cached_path
+from sglang_patches.events import EventPublisher
+from sglang_patches.metrics import Metrics
+from sglang_patches.pins import PinBook
+from sglang_patches.pools import GroupWithRope, describe_pool
+from sglang_patches.state import RequestState
+
+if TYPE_CHECKING:
+    from sglang.srt.mem_cache.registry import TreeCacheBuildContext
+
+    from sglang_patches.cache import KvEditCache
+
+logger = logging.getLogger("kvedit")
+
+
+class Runtime:
+    """Built once, by the cache factory. Everything here is the same on every TP rank, except
+    that only rank 0 exports metrics and events."""
+
+    def __init__(self, ctx: TreeCacheBuildContext, cache: KvEditCache, config: Config) -> None:
+        self.config = config
+        runner = ctx.tp_worker.model_runner
+        allocator = ctx.params.token_to_kv_pool_allocator
+        pool = allocator.get_kvcache()
+        self.groups = describe_pool(pool, runner.model, ctx.model_config)
+        self.page_size: int = ctx.params.page_size
+        self.pool_size: int = allocator.size
+        self.weight_epoch = 0
+        self._host_facts = _host_facts(ctx, self.groups)
+        self.tokenizer: Any = ctx.tp_worker.tokenizer  # None with --skip-tokenizer-init
+        self.registry = Registry(self._identity(), config.retired_max, self.decode)
+        self.copies = CopyQueue(self.groups, pool, cache.unlock)
+        self.pins = PinBook(int(config.pin_fraction * self.pool_size), cache.lock, cache.unlock)
+        is_first_rank = ctx.tp_rank == 0
+        self.metrics = Metrics(
+            export=is_first_rank and ctx.params.enable_metrics,
+            model_name=ctx.server_args.served_model_name,
+        )
+        self.publisher = EventPublisher(config.home / "run") if is_first_rank else None
+        self._cached_path = lambda skill: cached_path(cache, skill)
+        self.secret = ""  # set by the first registration; part of the skills' tree namespace
+
+    # ---- names and limits
+
+    def tree_namespace(self, segment: int) -> str:
+        """extra_key of a segment's own path. Clients cannot probe it: the secret is random per
+        server start and never leaves the two processes."""
+        return f"kvedit/{self.secret}/{segment}"
+
+    def decode(self, ids: array[int]) -> str:
+        """Text of ``ids``, special tokens kept; empty without a tokenizer (then a match starts
+        at a skill's first token or not at all)."""
+        if self.tokenizer is None:
+            return ""
+        text: str = self.tokenizer.decode(list(ids), skip_special_tokens=False)
+        return text
+
+    def plan_limits(self, last_position: int) -> PlanLimits:
+        return PlanLimits(
+            page_size=self.page_size,
+            min_span_tokens=self.config.min_span_tokens,
+            default_seam=self.config.seam,
+            last_position=last_position,
+        )
+
+    # ---- what happens to skills
+
+    def donor_lost(self, segment: int) -> None:
+        """A splice found the donor's path gone."""
+        skill = self.registry.by_number(segment)
+        if skill is not None and skill.state is State.READY:
+            self.pins.release(segment)
+            self.registry.evicted(segment)
+            self.publish("skill_evicted", skill=skill.segment.name, segment=segment)
+
+    def pin_ready(self, skill: Skill) -> None:
+        """Pin a skill that is compiled already; a donor that is gone makes it evicted."""
+        node, num_cached = self._cached_path(skill)
+        if num_cached < self.compiled_tokens(skill.segment):
+            self.donor_lost(skill.number)
+            return
+        self.pins.pin(skill.number, num_cached, node)
+        skill.pinned = True
+
+    def compiled_tokens(self, segment: Segment) -> int:
+        """Tokens of the segment's own path that the tree can hold: whole pages."""
+        total = len(segment.compile_prefix) + segment.num_tokens
+        return total // self.page_size * self.page_size
+
+    def settle_pins(self) -> None:
+        """Unlock whatever is no longer meant to be pinned (retired, or registered anew without
+        a pin)."""
+        for skill in self.registry.all():
+            if not skill.pin and self.pins.release(skill.number):
+                skill.pinned = False
+
+    def forget_dropped(self) -> None:
+        for segment in self.registry.drain_dropped():
+            self.pins.release(segment.number)
+
+    def evict_everything(self) -> None:
+        self.registry.evict_all()
+
+    def distrust(self, segment: int) -> None:
+        """Paths composed from this segment may hold unwritten slots: never match them again."""
+        self.pins.release(segment)
+        self.registry.renumber(segment)
+        self.publish("skill_evicted", segment=segment)
+
+    def release_oldest_pin(self) -> bool:
+        """Give one pin back to the pool; False if there is none."""
+        segment = self.pins.release_oldest()
+        if segment is None:
+            return False
+        skill = self.registry.by_number(segment)
+        if skill is not None:
+            skill.pinned = False
+            self.publish("skill_unpinned", skill=skill.segment.name, segment=segment)
+        return True
+
+    def tree_emptied(self) -> None:
+        """The host reset its tree (flush): locks, donors and queued copies went with it."""
+        self.copies.discard()
+        self.pins.forget()
+        self.new_epoch("flush")
+
+    def new_epoch(self, why: str) -> None:
+        """Whatever shapes KV changed. Skills are evicted and their old paths unreachable."""
+        self.weight_epoch += 1
+        while self.pins.release_oldest() is not None:
+            pass
+        self.registry.new_epoch(self._identity())
+        self.forget_dropped()
+        self.publish("weight_epoch", epoch=self.weight_epoch, why=why)
+
+    # ---- reporting
+
+    def refuse(self, state: RequestState, refusals: tuple[Refusal, ...]) -> None:
+        """Count and report spans that are served plainly."""
+        for refusal in refusals:
+            if refusal in state.split.refused:
+                continue
+            state.split.refuse((refusal,))
+            if state.is_counted:
+                self.metrics.count_splice("refused", refusal.reason)
+                self.publish("splice_refused", skill=refusal.skill, reason=refusal.reason)
+
+    def publish(self, kind: str, **fields: object) -> None:
+        if self.publisher is not None:
+            self.publisher.publish(kind, **fields)
+
+    def _identity(self) -> str:
+        return host_identity({**self._host_facts, "weight_epoch": str(self.weight_epoch)})
+
+
+def _host_facts(ctx: TreeCacheBuildContext, groups: list[GroupWithRope]) -> dict[str, str | None]:
+    """All that shapes KV bytes on this server besides the tokens (see kvedit.identity)."""
+    config: Any = ctx.model_config
+    return {
+        "model_path": config.model_path,
+        "revision": config.revision,
+        "model_dtype": str(config.dtype),
+        "quantization": config.quantization,
+        "kv_dtypes": ",".join(str(group.group.dtype) for group in groups),
+        "ropes": ",".join(str(group.signature) for group in groups),
+        "page_size": str(ctx.params.page_size),
+        "tp_size": str(ctx.tp_size),
+    }

@@ -1,0 +1,197 @@
+"""The scheduler's end of kvedit's RPC: commands that no client can send.
+
+A command is JSON behind ``kvedit:`` in the request id of the host's internal-state request. The
+HTTP process spells that id itself; /server_info makes a fresh one. The request is broadcast in
+the same ordered stream as generate requests, so all tensor-parallel ranks act alike.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import traceback
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+from sglang.srt.managers.io_struct import GetInternalStateReqOutput
+
+from kvedit.errors import BadRequest, KvEditError
+from kvedit.skills import Skill
+from sglang_patches import guard
+from sglang_patches.audit import audit_scheduler
+from sglang_patches.cache import KvEditCache
+from sglang_patches.runtime import Runtime
+
+logger = logging.getLogger("kvedit")
+
+PREFIX = "kvedit:"
+Command = dict[str, Any]
+
+
+def internal_state_hook(original: Callable[..., Any], controller: Any, recv_req: Any) -> Any:
+    """AROUND ``SchedulerInternalStateController.get_internal_state``."""
+    rid = recv_req.rid
+    cache = controller.scheduler.tree_cache
+    if not (isinstance(rid, str) and rid.startswith(PREFIX) and isinstance(cache, KvEditCache)):
+        return original(controller, recv_req)
+    command: Command = orjson.loads(rid[len(PREFIX) :])
+    return GetInternalStateReqOutput(
+        internal_state={
+            "nonce": command["nonce"],
+            "kvedit": _answer(controller.scheduler, cache.runtime, command),
+        }
+    )
+
+
+def _answer(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    try:
+        guard.trip("rpc")
+        operation = _OPERATIONS.get(command["op"])
+        if operation is None:
+            raise BadRequest(f"kvedit: op: expected a known one, got {command['op']!r}")
+        return operation(scheduler, runtime, command)
+    except KvEditError as error:
+        return {"error": {"status": error.status, "message": str(error)}}
+    except Exception as error:
+        guard.errors["rpc"] += 1
+        logger.error("kvedit: rpc %s failed:\n%s", command.get("op"), traceback.format_exc())
+        message = f"kvedit: {command.get('op')}: internal error: {error}"
+        return {"error": {"status": 500, "message": message}}
+
+
+def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    runtime.secret = runtime.secret or command["secret"]
+    ids, prefix = array("q", command["ids"]), array("q", command["prefix"])
+    if command["pin"]:
+        current = runtime.registry.find(command["name"], command["ns"])
+        runtime.pins.check(len(ids) + len(prefix), but=current)
+    declared = runtime.registry.declare(
+        name=command["name"],
+        namespace=command["ns"],
+        token_ids=ids,
+        compile_prefix=prefix,
+        seam=command["seam"],
+        pin=command["pin"],
+        replace=command["replace"],
+        rid=command["rid"],
+    )
+    skill = declared.skill
+    runtime.forget_dropped()
+    runtime.settle_pins()
+    if declared.outcome == "exists" and skill.pin and not skill.pinned:
+        runtime.pin_ready(skill)
+    elif skill.pin:
+        runtime.pins.promise(skill.number, len(ids) + len(prefix))
+    return {"outcome": declared.outcome, "skill": skill.view()}
+
+
+def _compile_failed(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    if runtime.registry.by_rid(command["rid"]) is None:
+        return {}  # it finished after all, or its own hook reported the failure
+    skill = runtime.registry.failed(command["rid"], command["reason"])
+    runtime.pins.release(skill.number)
+    return {"skill": skill.view()}
+
+
+def _recompile(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    runtime.secret = runtime.secret or command["secret"]
+    outcome = runtime.registry.recompile(command["number"], command["rid"])
+    skill = runtime.registry.by_number(command["number"])
+    if skill is None:
+        return {"outcome": outcome}
+    segment = skill.segment
+    return {
+        "outcome": outcome,
+        "ids": segment.token_ids.tolist(),
+        "prefix": segment.compile_prefix.tolist(),
+    }
+
+
+def _show(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    return {"skill": runtime.registry.get(command["name"], command["ns"]).view()}
+
+
+def _list(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    registry = runtime.registry
+    skills = registry.all() if command["all"] else registry.listed(command["ns"])
+    return {"skills": [skill.view() for skill in skills]}
+
+
+def _remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    registry, name, namespace = runtime.registry, command["name"], command["ns"]
+    if command["purge"]:
+        view = registry.named(name, namespace).view()
+        dropped = registry.purge(name, namespace)
+        for segment in dropped:
+            runtime.pins.release(segment.number)
+    else:
+        skill = registry.retire(name, namespace)
+        runtime.settle_pins()
+        view, dropped = skill.view(), []
+    runtime.forget_dropped()
+    runtime.publish("skill_retired", skill=name, dropped=len(dropped))
+    return {"skill": view, "dropped": len(dropped)}
+
+
+def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    cache = scheduler.tree_cache
+    states = Counter(skill.state.value for skill in runtime.registry.all())
+    return {
+        "skills": dict(states),
+        "counters": {**runtime.metrics.to_status(), "hook_errors": dict(guard.errors)},
+        "pool": {
+            "size": runtime.pool_size,
+            "pinned": runtime.pins.num_tokens,
+            "pin_budget": runtime.pins.budget_tokens,
+            "available": cache.token_to_kv_pool_allocator.available_size(),
+            "evictable": cache.evictable_size(),
+            "protected": cache.protected_size(),
+        },
+        "queued_copies": len(runtime.copies),
+        "weight_epoch": runtime.weight_epoch,
+        "registry_version": runtime.registry.version,
+        "events": None if runtime.publisher is None else runtime.publisher.address,
+    }
+
+
+def _tree(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    return {"segments": [_segment_view(skill) for skill in runtime.registry.all()]}
+
+
+def _segment_view(skill: Skill) -> dict[str, Any]:
+    segment = skill.segment
+    return {
+        **skill.view(),
+        "namespace": segment.namespace,
+        "compile_prefix_tokens": len(segment.compile_prefix),
+        "last_used": skill.last_used,
+    }
+
+
+def _audit(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    problems = audit_scheduler(scheduler)
+    return {"ok": not problems, "problems": problems[:20]}
+
+
+def _fault(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    if os.environ.get("KVEDIT_TESTING") != "1":
+        raise BadRequest("kvedit: fault: expected a server started with KVEDIT_TESTING=1")
+    guard.arm(command["hook"], command["times"])
+    return {}
+
+
+_OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
+    "register": _register,
+    "compile_failed": _compile_failed,
+    "recompile": _recompile,
+    "show": _show,
+    "list": _list,
+    "remove": _remove,
+    "status": _status,
+    "tree": _tree,
+    "audit": _audit,
+    "fault": _fault,
+}

@@ -1,0 +1,98 @@
+"""What kvedit knows about one request. Hangs on the host's Req as ``req.kvedit``."""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvedit.options import Options
+from kvedit.report import TokenSplit
+from kvedit.spans import Pieces, Plan, Refusal, cut, served_ids
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req
+
+
+@dataclass(slots=True)
+class RequestState:
+    """Plan, served spelling and token split of one request (or the rid of a compile).
+
+    pieces     the spelling in force: chosen at admission, cut where a splice was not possible
+    realised   half-open prompt intervals that were spliced for this request
+    lost       (segment, refusal) of spans that the last match could not compose; it counts only
+               once the request is admitted, for a waiting request is matched again and again
+    evicted    segments that a refusal found evicted: the HTTP process recompiles them
+    """
+
+    namespace: str
+    options: Options
+    plan: Plan
+    split: TokenSplit
+    is_compile: bool = False
+    is_counted: bool = True
+    pieces: Pieces = ()
+    realised: list[tuple[int, int]] = field(default_factory=list)
+    lost: tuple[tuple[int, Refusal], ...] = ()
+    evicted: set[int] = field(default_factory=set)
+
+    def is_valid_for(self, req: Req) -> bool:
+        """A plan holds for exactly the prompt it was made for. The host may have replaced it
+        (a refused request becomes [0]) or cut it (auto-truncation)."""
+        return len(req.origin_input_ids) == self.plan.num_tokens
+
+    def give_up(self, position: int, refusals: tuple[Refusal, ...] = ()) -> None:
+        """Serve everything behind ``position`` plainly."""
+        self.pieces = cut(self.pieces, position)
+        self.split.refuse(refusals)
+
+    def drop(self, position: int, reason: str) -> None:
+        """Forget the plan; tokens before ``position`` keep their spelling, for their KV is what
+        it is and must not answer a look-up for real tokens."""
+        lost = {span.skill for spans in self.plan.alternatives for span in spans}
+        self.plan = Plan(
+            num_tokens=self.plan.num_tokens, registry_version=self.plan.registry_version
+        )
+        self.lost = ()
+        self.give_up(position, tuple(Refusal(skill=s, reason=reason) for s in sorted(lost)))
+
+    def report(self) -> dict[str, object]:
+        return self.split.to_report() | {"evicted": sorted(self.evicted)}
+
+
+def state_of(req: Req | None) -> RequestState | None:
+    """The request's state; None for requests that kvedit does not touch."""
+    state: RequestState | None = getattr(req, "kvedit", None)  # set by intake, on some requests
+    return state
+
+
+def planned(req: Req | None) -> RequestState | None:
+    """The state of a request that has, or had, something to compose, and a valid plan."""
+    state = state_of(req)
+    if req is None or state is None or not state.is_valid_for(req):
+        return None
+    return state if state.plan.alternatives or state.pieces else None
+
+
+class ServedIds:
+    """While entered, the request's ids are spelled as they are served (virtual where composed).
+
+    Tree keys are built from the request's ids in the host's cache code; nothing outside it ever
+    sees a virtual id. The real arrays come back on exit, also after an error.
+    """
+
+    def __init__(self, req: Req, pieces: Pieces) -> None:
+        self._req = req
+        self._pieces = pieces
+
+    def __enter__(self) -> None:
+        req = self._req
+        self._real: tuple[array[int], array[int]] = (
+            req.origin_input_ids,
+            req.full_untruncated_fill_ids,
+        )
+        req.origin_input_ids = served_ids(req.origin_input_ids, self._pieces)
+        req.full_untruncated_fill_ids = served_ids(req.full_untruncated_fill_ids, self._pieces)
+
+    def __exit__(self, *exc: object) -> None:
+        self._req.origin_input_ids, self._req.full_untruncated_fill_ids = self._real
