@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Any
 
 from kvedit.checks import check_ids
@@ -32,16 +33,19 @@ async def _checked(
     check_prompt(obj.input_ids, manager.model_config.vocab_size)
     if isinstance(obj, GenerateReqInput):
         obj.sampling_params = normalised(obj.sampling_params)
+    # Closed with ours, not by the collector: the host's clean-up hangs on it.
     try:
-        async for output in _closing(original(manager, obj, request)):
-            yield output
+        async with aclosing(original(manager, obj, request)) as outputs:
+            async for output in outputs:
+                yield output
         return
     except Refused as refusal:
         if not await _recompiled(manager, obj, refusal):
             raise
     # A refusal comes before the first output, so nothing is sent twice.
-    async for output in _closing(original(manager, obj, request)):
-        yield output
+    async with aclosing(original(manager, obj, request)) as outputs:
+        async for output in outputs:
+            yield output
 
 
 async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
@@ -55,15 +59,6 @@ async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
         return False
     wait_s = service.config.compile_wait_s
     return await service.recompiler.ready(refusal.evicted, timeout_s=wait_s)
-
-
-async def _closing(outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """Close the host's generator with ours: its clean-up must not wait for the collector."""
-    try:
-        async for output in outputs:
-            yield output
-    finally:
-        await outputs.aclose()
 
 
 def check_prompt(input_ids: Any, vocab_size: int) -> None:

@@ -6,9 +6,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import orjson
 from fastapi import FastAPI
-from fastapi.responses import ORJSONResponse
 from starlette.requests import Request
+from starlette.responses import Response
 
 from kvedit.errors import BadRequest, KvEditError
 from sglang_patches.http.auth import Caller, Door, Role, is_local
@@ -66,13 +67,13 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
         app.router.add_route(path, _endpoint(answer, door), methods=[method])
 
 
-def _endpoint(answer: Answer, door: Door) -> Callable[[Request], Awaitable[ORJSONResponse]]:
-    async def endpoint(request: Request) -> ORJSONResponse:
+def _endpoint(answer: Answer, door: Door) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
         try:
             caller = _caller(request, door)
             if caller is None:
                 return error_response(401, "kvedit: authorization: expected a key of this server")
-            return ORJSONResponse(await answer(request, caller))
+            return _json(await answer(request, caller))
         except KvEditError as error:
             return error_response(error.status, str(error), type(error).__name__)
         except Exception as error:  # the boundary to the host: one request fails, the server lives
@@ -82,10 +83,14 @@ def _endpoint(answer: Answer, door: Door) -> Callable[[Request], Awaitable[ORJSO
     return endpoint
 
 
-def error_response(status: int, message: str, kind: str = "KvEditError") -> ORJSONResponse:
+def error_response(status: int, message: str, kind: str = "KvEditError") -> Response:
     """The shape of the host's own error answers."""
     content = {"error": {"message": message, "type": kind, "code": status}}
-    return ORJSONResponse(content, status_code=status)
+    return _json(content, status)
+
+
+def _json(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
 
 
 def _caller(request: Request, door: Door) -> Caller | None:

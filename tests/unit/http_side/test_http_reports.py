@@ -1,0 +1,231 @@
+"""Where reports go, how refusals reach the client, and the question channel to the scheduler."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from fastapi import HTTPException
+
+from kvedit.errors import Conflict, NotFound, Unavailable
+from kvedit.namespace import namespace_tag
+from sglang_patches.http import openai, reports, rpc
+from sglang_patches.http.ring import ReportRing
+
+REPORT = {"exact": 0, "composed": 7, "computed": 32, "spans": [], "refused": []}
+OWN = namespace_tag("me", None, None)
+
+
+class Host:
+    pass
+
+
+def state_of(rid: str = "r1", cache_salt: str | None = "me") -> Any:
+    return SimpleNamespace(obj=SimpleNamespace(rid=rid, cache_salt=cache_salt, extra_key=None))
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Any:
+    started: list[Any] = []
+    fake = SimpleNamespace(
+        reports=ReportRing(3), started=started, recompiler=SimpleNamespace(start=started.append)
+    )
+    monkeypatch.setattr(reports, "service_of", lambda _: fake)
+    return fake
+
+
+def keep(value: Any, finish: Any = None, state: Any = None) -> dict[str, Any]:
+    def original(_m: Any, meta_info: Any, _s: Any, info: Any, index: int, _f: Any) -> None:
+        meta_info.update({key: values[index] for key, values in info.items()})
+
+    meta_info: dict[str, Any] = {"id": "r1"}
+    reports.keep_report(
+        original, Host(), meta_info, state or state_of(), {"kvedit": [value]}, 0, finish
+    )
+    return meta_info
+
+
+def test_a_report_stays_a_list_of_one_and_is_found_by_its_own_namespace(service: Any) -> None:
+    assert keep([dict(REPORT)])["kvedit"] == [REPORT]
+    assert service.reports.get("r1", OWN) == REPORT
+    with pytest.raises(NotFound):
+        service.reports.get("r1", namespace_tag(None, None, None))
+    with pytest.raises(NotFound):
+        service.reports.get("r2", OWN)
+
+
+def test_the_empty_list_of_a_request_without_report_is_removed(service: Any) -> None:
+    assert "kvedit" not in keep([])
+
+
+def test_evicted_numbers_start_recompiles_and_are_not_shown(service: Any) -> None:
+    assert keep([{**REPORT, "evicted": [3, 4]}])["kvedit"] == [REPORT]
+    assert service.started == [[3, 4]]
+
+
+def test_the_report_of_a_refused_request_waits_for_the_refusal(service: Any) -> None:
+    meta = keep([{**REPORT, "evicted": [3]}], finish={"type": "abort"})
+    assert meta["kvedit"][0]["evicted"] == [3] and service.started == []
+
+
+def test_an_error_in_the_report_costs_the_report_only(service: Any) -> None:
+    service.reports = None
+    assert "kvedit" not in keep([dict(REPORT)])
+
+
+def test_the_ring_forgets_the_oldest_and_a_reused_id_counts_once() -> None:
+    ring = ReportRing(2)
+    for rid in ("a", "b", "a", "c"):
+        ring.put(rid, OWN, {"rid": rid})
+    assert ring.find("b") is None
+    assert ring.find("a") and ring.find("c")
+
+
+def refuse(err_type: Any, status: int, *, is_stream: bool) -> Any:
+    async def original(_m: Any, out: Any, _s: Any, stream: bool) -> Any:
+        if stream:
+            return out
+        if status == 400:
+            raise ValueError("stock")
+        raise HTTPException(status_code=status, detail="stock")
+
+    finish = {"type": "abort", "message": "evicted", "status_code": status, "err_type": err_type}
+    out = {"meta_info": {"finish_reason": finish, "kvedit": [{"evicted": [3]}]}}
+    return asyncio.run(reports.raise_refusal(original, Host(), out, state_of(), is_stream))
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize("status", [400, 409, 503])
+def test_our_refusals_raise_a_value_error_with_status_and_segments(
+    status: int, is_stream: bool
+) -> None:
+    with pytest.raises(ValueError, match="evicted") as error:
+        refuse("KvEditUnmet", status, is_stream=is_stream)
+    assert isinstance(error.value, reports.Refused)
+    assert (error.value.status_code, error.value.evicted) == (status, (3,))
+
+
+def test_aborts_of_the_host_keep_their_own_handling() -> None:
+    assert refuse(None, 400, is_stream=True)["meta_info"]
+    with pytest.raises(ValueError, match="stock"):
+        refuse("BadRequest", 400, is_stream=False)
+
+
+def events(*chunks: Any) -> list[Any]:
+    ring = ReportRing(5)
+    ring.put("r1", OWN, REPORT)
+
+    async def stream() -> Any:
+        for chunk in chunks:
+            yield chunk
+
+    async def drain() -> list[Any]:
+        return [chunk async for chunk in openai.with_report(stream(), ring)]
+
+    return asyncio.run(drain())
+
+
+def chunk(rid: str) -> str:
+    fields = {"id": rid, "object": "chat.completion.chunk", "created": 5, "model": "m"}
+    return "data: " + json.dumps({**fields, "choices": [{"index": 0}]}) + "\n\n"
+
+
+@pytest.mark.parametrize("as_bytes", [False, True])
+def test_a_stream_gets_one_report_chunk_right_before_done(as_bytes: bool) -> None:
+    sent = [chunk("r1"), chunk("r1"), "data: [DONE]\n\n"]
+    got = events(*[text.encode() for text in sent] if as_bytes else sent)
+    assert len(got) == 4 and got[3] in ("data: [DONE]\n\n", b"data: [DONE]\n\n")
+    ours = json.loads(got[2].removeprefix("data: "))
+    assert ours["sglext"] == {"kvedit": REPORT} and ours["choices"] == []
+    assert (ours["id"], ours["model"], ours["created"]) == ("r1", "m", 5)
+
+
+def test_streams_without_report_and_error_events_pass_unchanged() -> None:
+    for sent in (
+        [chunk("unknown"), "data: [DONE]\n\n"],
+        ['data: {"error": {"message": "no"}}\n\n', "data: [DONE]\n\n"],
+        [": ping\n\n", "data: [DONE]\n\n"],
+    ):
+        assert events(*sent) == sent
+
+
+def test_openai_answers_carry_the_report_in_metadata() -> None:
+    from sglang.srt.entrypoints.openai.protocol import CompletionResponse, UsageInfo
+
+    ring = ReportRing(5)
+    ring.put("r1", OWN, REPORT)
+    answer = CompletionResponse(
+        id="r1", model="m", choices=[], usage=UsageInfo(), metadata={"weight_version": "default"}
+    )
+    openai._attach(answer, ring)
+    assert answer.metadata == {"weight_version": "default", "kvedit": REPORT}
+    other = CompletionResponse(id="r2", model="m", choices=[], usage=UsageInfo())
+    openai._attach(other, ring)
+    assert other.metadata is None
+
+
+class Wire:
+    """The host's channel: ``answer`` of a command dict gives the internal state."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer, self.cancelled = answer, False
+        self.release = asyncio.Event()
+
+    def auto_create_handle_loop(self) -> None:
+        pass
+
+    async def get_internal_state_communicator(self, request: Any) -> list[Any]:
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        command = json.loads(request.rid.removeprefix("kvedit:"))
+        return [SimpleNamespace(internal_state=self._answer(command))]
+
+
+def ask(answer: Any) -> Any:
+    async def scenario() -> Any:
+        wire = Wire(answer)
+        wire.release.set()
+        return await rpc.call(wire, {"op": "status", "text": '"},{"op":"remove"'})
+
+    return asyncio.run(scenario())
+
+
+def test_an_answer_is_taken_only_with_our_nonce() -> None:
+    good = ask(lambda c: {"kvedit": {"op": c["op"]}, "nonce": c["nonce"]})
+    assert good == {"op": "status"}  # text of a client stays text
+    with pytest.raises(Unavailable):
+        ask(lambda c: {"kvedit": {}, "nonce": "another"})
+    with pytest.raises(Unavailable):
+        ask(lambda c: {"api_key": "of /server_info"})
+
+
+def test_an_error_of_the_scheduler_keeps_its_class_and_message() -> None:
+    error = {"error": {"status": 409, "message": "kvedit: taken"}}
+    with pytest.raises(Conflict, match="kvedit: taken"):
+        ask(lambda c: {"kvedit": error, "nonce": c["nonce"]})
+
+
+@pytest.mark.parametrize("how", ["timeout", "cancel"])
+def test_a_call_is_never_cancelled_on_its_way(how: str) -> None:
+    async def scenario() -> None:
+        wire = Wire(lambda c: {"kvedit": {}, "nonce": c["nonce"]})
+        timeout_s = 0.01 if how == "timeout" else None
+        task = asyncio.create_task(rpc.call(wire, {"op": "status"}, timeout_s=timeout_s))
+        await asyncio.sleep(0)
+        if how == "cancel":
+            task.cancel()
+        with pytest.raises((Unavailable, asyncio.CancelledError)):
+            await task
+        assert not wire.cancelled and len(rpc._in_flight) == 1
+        wire.release.set()
+        await asyncio.gather(*rpc._in_flight)
+        await asyncio.sleep(0)
+        assert not wire.cancelled and not rpc._in_flight
+
+    asyncio.run(scenario())
