@@ -53,8 +53,9 @@ def _encode(value, dtype: tl.constexpr, bits_dtype: tl.constexpr, SOFT: tl.const
     elif SOFT and dtype == tl.float8e5:
         sign = (value.to(tl.uint32, bitcast=True) >> 24) & 0x80
         near = _round_fp8(tl.abs(value), 21, 2.0**-14, 2.0**-16)
-        half_bits = near.to(tl.float16).to(tl.uint16, bitcast=True).to(tl.uint32) >> 8
-        return tl.where(value != value, 0x7F, half_bits | sign).to(bits_dtype)
+        rebias: tl.constexpr = 2.0**-112
+        magnitude = (near * rebias).to(tl.uint32, bitcast=True) >> 21
+        return tl.where(value != value, 0x7F, magnitude | sign).to(bits_dtype)
     elif SOFT and dtype == tl.float8e4nv:
         sign = (value.to(tl.uint32, bitcast=True) >> 24) & 0x80
         near = _round_fp8(tl.abs(value), 20, 2.0**-6, 2.0**-9)

@@ -15,9 +15,9 @@ from kvedit_kernels.plan import RelocationPlan, check_plan, check_slots, still_r
 from kvedit_kernels.relocate_kernel import relocate_kernel
 
 NUM_WARPS = 4
-# Elements one program moves. At 4 warps this is eight 16-byte loads a thread of bf16, all in
-# flight at once; twice as much needs 128 registers, eight times as much spills (read from SASS).
-BLOCK_ELEMENTS = 8192
+# Elements one program moves at most, padding included. At 4 warps: eight 16-byte loads a thread
+# of bf16, all in flight at once; twice as many need 176 registers, eight times as many spill.
+BLOCK_ELEMENTS = 10240
 MAX_BLOCK_TOKENS = 64
 _TYPES = {
     torch.bfloat16: tl.bfloat16,
@@ -73,6 +73,9 @@ def specialise(
     v_rows, v_row = 0, 0
     if group.v_row:
         v_rows, v_row = _dense_rows(group.num_heads, group.v_head_dim, group.v_stride[2])
+    lanes = pad(group.num_heads) * sum(
+        pad(part) for part in (rot_offset, rot_dim, group.head_dim - rot_offset - rot_dim) if part
+    )
     return Specialisation(
         K_DTYPE=_TYPES[group.dtype],
         BITS=_BITS[group.dtype.itemsize],
@@ -96,7 +99,8 @@ def specialise(
         V_ROW_PAD=pad(max(1, v_row)),
         SOFT=soft,
         BASE_ALIGN=BASE_ALIGN_BYTES,
-        BLOCK_TOKENS=block_tokens or _block_tokens(group),
+        BLOCK_TOKENS=block_tokens
+        or _block_tokens(lanes, pad(v_row) * pad(v_rows) if v_rows else 0),
     )
 
 
@@ -174,7 +178,6 @@ def _dense_rows(num_heads: int, dim: int, head_stride: int) -> tuple[int, int]:
     return num_heads, dim
 
 
-def _block_tokens(group: PoolGroup) -> int:
-    per_token = group.num_heads * group.head_dim + group.v_row
-    fitting = max(1, BLOCK_ELEMENTS // per_token)
+def _block_tokens(*padded_elements: int) -> int:
+    fitting = max(1, BLOCK_ELEMENTS // sum(padded_elements))
     return min(MAX_BLOCK_TOKENS, 1 << (fitting.bit_length() - 1))
