@@ -1,4 +1,4 @@
-"""Who may do what: route x keys of the server x key sent -> status, through the host's own check."""
+"""Who may do what: route x keys of the server x key sent -> status, behind the host's check."""
 
 from __future__ import annotations
 
