@@ -124,7 +124,7 @@ class Matcher:
         tokens kept. ``only`` limits the search to these segment numbers.
         """
         hashes = _window_hashes(ids)
-        proposed = np.flatnonzero(self._bloom[(hashes >> _BLOOM_SHIFT).astype(np.intp)])
+        proposed = np.flatnonzero(self._bloom.take((hashes >> _BLOOM_SHIFT).view(np.intp)))
         search = _Search(ids, tail_text)
         matches: list[Match] = []
         for start, value in zip(proposed.tolist(), hashes[proposed].tolist(), strict=True):
@@ -200,12 +200,12 @@ def _window_hashes(ids: array[int]) -> npt.NDArray[np.uint64]:
     """uint64 [max(0, len(ids) - 7)]: a hash of each window of 8 ids, by doubling."""
     if len(ids) < ANCHOR_TOKENS:
         return np.zeros(0, dtype=np.uint64)
-    hashes = np.frombuffer(ids, dtype=np.uint64) * _MIX
-    hashes ^= hashes >> _MIX_SHIFT
+    hashes: npt.NDArray[np.uint64] = np.frombuffer(ids, dtype=np.uint64)
     for width, multiplier in _STEPS:
         right = hashes[width:]
         hashes = hashes[:-width] * multiplier
         hashes += right
-        hashes ^= hashes >> _MIX_SHIFT
+    # So far the last id reached the low bits only, and the bloom table is asked with the high.
+    hashes ^= hashes >> _MIX_SHIFT
     hashes *= _MIX
     return hashes
