@@ -44,7 +44,13 @@ REFUSED_POOLS = {
     "MHATokenToKOnlyPool": "it holds index keys without values",
     "MiniMaxSparseKVPool": "its sparse index keys carry rope in a second buffer",
     "MiniMaxM3Nvfp4KVPool": "rotation breaks the scale of an FP4 block",
+    "MiniMaxM3Nvfp4MainKVPool": "rotation breaks the scale of an FP4 block",
+    "MiniMaxM3Nvfp4IndexKPool": "rotation breaks the scale of an FP4 block",
     "DeepSeekV4TokenToKVPool": "its compressed rows mix several positions",
+    "DeepSeekV4SingleKVPool": "its compressed rows mix several positions",
+    "DeepSeekV4UniformFP8KVPool": "its compressed rows mix several positions",
+    "DeepSeekV4IndexerPool": "its compressed rows mix several positions",
+    "HiSparseC4DevicePool": "its compressed rows mix several positions",
     "NoOpMHATokenToKVPool": "it stores nothing",
 }
 
@@ -69,6 +75,11 @@ def sub_pools(pool: Any) -> tuple[list[SubPool], list[str]]:
         return _sub_pool(pool, "full", None)
     found: list[SubPool] = []
     reasons: list[str] = []
+    if pool.swa_req_ring_size is not None:
+        reasons.append(
+            "kvedit: window pool: expected one slot per token, got a ring per request "
+            "(a donor's window slots are overwritten in place)"
+        )
     parts: tuple[tuple[Any, PoolKind], ...] = (
         (pool.full_kv_pool, "full"),
         (pool.swa_kv_pool, "swa"),
