@@ -1,0 +1,53 @@
+"""kvedit serve"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+SERVER_MODULE = "sglang_patches.serve"
+
+DESCRIPTION = """\
+Start the SGLang server with kvedit. Every flag of SGLang is accepted and passed on; a flag you
+give always wins over a default. `kvedit doctor` lists what is added on a host without a GPU.
+For the flags of SGLang itself: python -m sglang_patches.serve --help
+"""
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``serve``; its flags are the server's own and are not looked at here."""
+    parser = subparsers.add_parser(
+        "serve",
+        help="start the SGLang server with kvedit",
+        description=DESCRIPTION,
+        usage="kvedit serve --model-path DIR [--stock] [any SGLang flag]",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    # The server parses these; they stand here so that --help shows them.
+    parser.add_argument("--model-path", metavar="DIR", help="Hugging Face folder of the model")
+    parser.add_argument(
+        "--stock", action="store_true", help="SGLang without kvedit, with the same host defaults"
+    )
+    parser.add_argument(
+        "--kvedit-open", action="store_true", help="admin routes for everyone, although no key"
+    )
+    parser.add_argument(
+        "--kvedit-client-skills",
+        action="store_true",
+        help="ordinary clients may register skills in the namespace of their own cache salt",
+    )
+    parser.set_defaults(func=_serve, takes_server_flags=True)
+
+
+def _serve(args: argparse.Namespace) -> int:
+    flags = list(args.server_flags)
+    if args.model_path is not None:
+        flags += ["--model-path", args.model_path]
+    for name in ("stock", "kvedit_open", "kvedit_client_skills"):
+        if getattr(args, name):
+            flags.append("--" + name.replace("_", "-"))
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", SERVER_MODULE, *flags])
