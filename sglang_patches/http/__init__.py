@@ -38,8 +38,10 @@ def _add_routes(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: 
 
     from sglang_patches.http.auth import Door
     from sglang_patches.http.routes import add_routes
-    from sglang_patches.http.service import service_of
+    from sglang_patches.http.service import is_enabled, service_of
 
+    if not is_enabled(tokenizer_manager):
+        return
     service = service_of(tokenizer_manager)
     door = Door(server_args.api_key, server_args.admin_api_key, service.config.open)
     add_routes(http_server.app, service, door)

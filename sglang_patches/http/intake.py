@@ -8,10 +8,11 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
+from kvedit.namespace import namespace_tag
 from kvedit.options import parse_options
 from sglang_patches.http import compiling
 from sglang_patches.http.reports import Refused
-from sglang_patches.http.service import service_of
+from sglang_patches.http.service import is_enabled, service_of
 
 KEY = "kvedit"
 
@@ -20,7 +21,7 @@ def generate_request(
     original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncGenerator[Any, None]:
     """AROUND ``TokenizerManager.generate_request`` (an async generator, so is the answer)."""
-    if compiling.is_own(obj):
+    if not is_enabled(manager) or compiling.is_own(obj):
         return original(manager, obj, request)
     return _checked(original, manager, obj, request)
 
@@ -49,7 +50,7 @@ async def _checked(
 
 
 async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
-    """Whether the evicted skills that a ``require`` lacked are back and it may try again.
+    """Whether the skills that a ``require`` lacked are back and it may try again.
 
     The recompiles go on when the wait is over. A batch does not wait: its other prompts run.
     """
@@ -57,8 +58,11 @@ async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
     if not obj.is_single:
         service.recompiler.start(refusal.evicted)
         return False
-    wait_s = service.config.compile_wait_s
-    return await service.recompiler.ready(refusal.evicted, timeout_s=wait_s)
+    custom = (obj.sampling_params or {}).get("custom_params") or {}
+    names = parse_options(custom.get(KEY)).skills or ()
+    namespace = namespace_tag(obj.cache_salt, obj.extra_key, None)
+    missing = {*refusal.evicted, *await service.missing(names, namespace)}
+    return await service.recompiler.ready(missing, timeout_s=service.config.compile_wait_s)
 
 
 def check_prompt(input_ids: Any, vocab_size: int) -> None:

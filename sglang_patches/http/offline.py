@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from kvedit.errors import NotFound
+from kvedit.errors import BadRequest, NotFound
 from sglang_patches.http.auth import Caller
-from sglang_patches.http.service import service_of
+from sglang_patches.http.service import BACKEND, is_enabled, service_of
 
 
 class Offline:
     def __init__(self, tokenizer_manager: Any) -> None:
+        if not is_enabled(tokenizer_manager):
+            raise BadRequest(
+                f"kvedit: engine: expected radix_cache_backend={BACKEND!r}, got "
+                f"{tokenizer_manager.server_args.radix_cache_backend!r}"
+            )
         self._service = service_of(tokenizer_manager)
 
     async def answer(

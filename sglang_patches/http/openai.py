@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import orjson
 
+from sglang_patches.guard import boundary, trip
 from sglang_patches.http.ring import ReportRing
 from sglang_patches.http.service import service_of
-
-logger = logging.getLogger(__name__)
 
 _DATA = "data: "
 _DONE = "data: [DONE]"
@@ -22,10 +20,9 @@ async def add_report(
 ) -> Any:
     """AROUND ``OpenAIServingBase.handle_request``. An error here costs the report only."""
     response = await original(handler, request, raw_request)
-    try:
+    with boundary("openai_report", lambda: None):
+        trip("openai_report")
         _attach(response, service_of(handler.tokenizer_manager).reports)
-    except Exception:
-        logger.exception("kvedit: an OpenAI answer goes out without its report")
     return response
 
 

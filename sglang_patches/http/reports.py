@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
+from sglang_patches.guard import boundary, trip
 from sglang_patches.http import compiling
 from sglang_patches.http.service import service_of
-
-logger = logging.getLogger(__name__)
 
 KEY = "kvedit"
 EVICTED = "evicted"  # segment numbers in a report that are ours to recompile, not the client's
@@ -43,11 +41,9 @@ def keep_report(
     Runs in the loop that serves every request: an error here must not end it.
     """
     original(manager, meta_info, state, customized_info, index, finish_reason)
-    try:
+    with boundary("report", lambda: meta_info.pop(KEY, None)):
+        trip("report")
         _keep(manager, meta_info, state, finish_reason)
-    except Exception:
-        logger.exception("kvedit: the report of request %s is lost", state.obj.rid)
-        meta_info.pop(KEY, None)
 
 
 def _keep(

@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from kvedit.checks import check_name
 from kvedit.config import Config
-from kvedit.errors import Forbidden, KvEditError, Unavailable
+from kvedit.errors import Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.quota import QuotaBook
+from kvedit.skills import State
+from sglang_patches import guard
 from sglang_patches.http import compiling, rpc, tokens
 from sglang_patches.http.auth import Caller
 from sglang_patches.http.body import Registration, parse_registration
 from sglang_patches.http.mirror import Mirror
 from sglang_patches.http.recompile import Recompiler
 from sglang_patches.http.ring import ReportRing
+
+BACKEND = "kvedit"
+HTTP_HOOKS = ("report", "openai_report")  # hooks of this process that tests can make fail
 
 
 class SkillService:
@@ -109,6 +115,27 @@ class SkillService:
         """What a finished or streaming request of the caller's namespace took from the cache."""
         return self.reports.get(request_id, caller.namespace)
 
+    async def missing(self, names: Iterable[str], namespace: str) -> list[int]:
+        """Segments of the named skills whose KV is being made, or was dropped and can be."""
+        numbers = []
+        for name in names:
+            command = {"op": "show", "ns": namespace, "name": name}
+            try:
+                view = (await rpc.call(self._manager, command))["skill"]
+            except NotFound:
+                continue  # the refusal names it already
+            if view["state"] in (State.EVICTED.value, State.COMPILING.value):
+                numbers.append(view["segment"])
+        return numbers
+
+    async def fault(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Make a hook fail the next times it is entered. Only where KVEDIT_TESTING=1 (admin)."""
+        caller.require_admin("fault")
+        if body["hook"] in HTTP_HOOKS:
+            guard.arm(body["hook"], body["times"])
+            return {}
+        return await rpc.call(self._manager, {"op": "fault", **body})
+
     async def _register(
         self,
         wanted: Registration,
@@ -158,6 +185,11 @@ class SkillService:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: the caller may have left
+
+
+def is_enabled(tokenizer_manager: Any) -> bool:
+    """Whether this server runs with our cache; without it the plugin does nothing."""
+    return bool(tokenizer_manager.server_args.radix_cache_backend == BACKEND)
 
 
 _services: WeakKeyDictionary[Any, SkillService] = WeakKeyDictionary()

@@ -12,6 +12,7 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kvedit.errors import BadRequest
+from kvedit.namespace import namespace_tag
 from sglang_patches.http import compiling, intake, service
 from sglang_patches.http.reports import Refused
 
@@ -19,7 +20,8 @@ from sglang_patches.http.reports import Refused
 class Host:
     """A manager whose generate_request is an async generator, as the host's is."""
 
-    def __init__(self, outcomes: list[Any] | None = None) -> None:
+    def __init__(self, outcomes: list[Any] | None = None, *, backend: str = "kvedit") -> None:
+        self.server_args = SimpleNamespace(radix_cache_backend=backend)
         self.model_config = SimpleNamespace(vocab_size=100)
         self.seen: list[Any] = []
         self.outcomes = outcomes or []
@@ -167,41 +169,67 @@ class Recompiles:
         return []
 
 
-@pytest.mark.parametrize(
-    ("evicted", "is_ready", "outputs"),
-    [((3,), True, ["first", "second"]), ((3,), False, None), ((), True, None)],
-)
-def test_require_tries_again_once_the_evicted_skill_is_back(
-    monkeypatch: pytest.MonkeyPatch, evicted: Any, is_ready: bool, outputs: Any
-) -> None:
-    recompiles = Recompiles(is_ready)
-    fake = SimpleNamespace(recompiler=recompiles, config=SimpleNamespace(compile_wait_s=10.0))
-    monkeypatch.setattr(intake, "service_of", lambda _: fake)
+REQUIRE = {"custom_params": {"kvedit": {"splice": "require", "skills": ["policy"]}}}
+
+
+@pytest.fixture
+def service_with(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """service_with(is_ready, missing): recompiles end so; the scheduler calls these missing."""
+
+    def build(is_ready: bool, missing: tuple[int, ...] = ()) -> Recompiles:
+        async def find(names: Any, namespace: str) -> list[int]:
+            assert (tuple(names), namespace) == (("policy",), namespace_tag("me", None, None))
+            return list(missing)
+
+        recompiles = Recompiles(is_ready)
+        config = SimpleNamespace(compile_wait_s=10.0)
+        fake = SimpleNamespace(recompiler=recompiles, config=config, missing=find)
+        monkeypatch.setattr(intake, "service_of", lambda _: fake)
+        return recompiles
+
+    return build
+
+
+@pytest.mark.parametrize("evicted", [(3,), ()])  # told by the refusal, or asked for
+def test_require_tries_again_once_the_skill_is_back(service_with: Any, evicted: Any) -> None:
+    recompiles = service_with(True, () if evicted else (3,))
     host = Host([Refused("kvedit: policy: evicted", 400, evicted)])
-    if outputs is None:
-        with pytest.raises(Refused, match="evicted"):
-            send(host, text="hi")
-    else:
-        assert send(host, text="hi") == outputs
-    assert recompiles.waited == [(evicted, 10.0)]
+    outputs = send(host, text="hi", cache_salt="me", sampling_params=REQUIRE)
+    assert outputs == ["first", "second"] and recompiles.waited == [((3,), 10.0)]
 
 
-def test_a_second_refusal_is_final(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = SimpleNamespace(recompiler=Recompiles(True), config=SimpleNamespace(compile_wait_s=10.0))
-    monkeypatch.setattr(intake, "service_of", lambda _: fake)
+@pytest.mark.parametrize(("is_ready", "missing"), [(False, (3,)), (True, ())])
+def test_require_is_refused_when_the_wait_ends_or_would_not_help(
+    service_with: Any, is_ready: bool, missing: Any
+) -> None:
+    service_with(is_ready, missing)
+    host = Host([Refused("kvedit: policy: evicted", 400, ())])
+    with pytest.raises(Refused, match="evicted"):
+        send(host, text="hi", cache_salt="me", sampling_params=REQUIRE)
+    assert len(host.seen) == 1
+
+
+def test_a_second_refusal_is_final(service_with: Any) -> None:
+    service_with(True)
     host = Host([Refused("evicted", 400, (3,)), Refused("differs_at", 400, (3,))])
     with pytest.raises(Refused, match="differs_at"):
-        send(host, text="hi")
+        send(host, text="hi", cache_salt="me", sampling_params=REQUIRE)
     assert len(host.seen) == 2
 
 
-def test_a_batch_starts_the_recompile_but_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    recompiles = Recompiles(True)
-    monkeypatch.setattr(intake, "service_of", lambda _: SimpleNamespace(recompiler=recompiles))
+def test_a_batch_starts_the_recompile_but_does_not_wait(service_with: Any) -> None:
+    recompiles = service_with(True)
     host = Host([Refused("evicted", 400, (3,))])
     with pytest.raises(Refused):
-        send(host, text=["a", "b"])
+        send(host, text=["a", "b"], sampling_params=REQUIRE)
     assert (recompiles.started, recompiles.waited) == ([(3,)], [])
+
+
+def test_without_our_cache_requests_of_other_plugins_pass_as_they_are() -> None:
+    host = Host(backend="other")
+    params = {"custom_params": {"kvedit": 5}}
+    assert send(host, text="hi", sampling_params=params) == ["first", "second"]
+    assert host.seen == [params]
 
 
 def test_one_service_per_manager() -> None:
