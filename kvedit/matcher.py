@@ -8,7 +8,7 @@ proposes: every match is compared id by id, so a collision costs time and never 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from kvedit.segment import Segment
 ANCHOR_TOKENS = 8
 MAX_SKIPPED_TOKENS = 8
 TAIL_TOKENS = 16  # how much of the prompt is decoded to look for the skipped text
+
+MAX_DECODES = 1024  # per prompt, some ms: no honest prompt comes near, a crafted one loses splices
 
 TailText = Callable[[int, int], str]
 
@@ -49,15 +51,53 @@ class _Anchor:
     number: int
     skill_start: int
     token_ids: array[int]
-    head_text: str
-    same_before: bool  # the anchor one token earlier exists, too
+
+
+class _Bucket:
+    """Anchors with one hash in one namespace, by the text that the prompt must show in front.
+
+    A lookup by text keeps the cost of a position independent of the number of skills: a prompt
+    may be made to propose all of them at each of its positions.
+    """
+
+    def __init__(self) -> None:
+        self._by_head: dict[str, list[_Anchor]] = {}  # "": nothing is skipped
+        self._head_lengths: list[int] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._by_head)
+
+    @property
+    def skips(self) -> bool:
+        """Is there an anchor for which the prompt's text matters?"""
+        return bool(self._head_lengths)
+
+    def add(self, anchor: _Anchor, head_text: str) -> None:
+        self._by_head.setdefault(head_text, []).append(anchor)
+        self._head_lengths = sorted({len(head) for head in self._by_head if head})
+
+    def remove(self, number: int) -> None:
+        kept = {
+            h: [a for a in anchors if a.number != number] for h, anchors in self._by_head.items()
+        }
+        self._by_head = {head: anchors for head, anchors in kept.items() if anchors}
+        self._head_lengths = sorted({len(head) for head in self._by_head if head})
+
+    def unskipped(self) -> Sequence[_Anchor]:
+        return self._by_head.get("", ())
+
+    def behind(self, text: str) -> Iterator[_Anchor]:
+        """Anchors whose skipped text is how ``text`` ends."""
+        for length in self._head_lengths:
+            if length <= len(text):
+                yield from self._by_head.get(text[-length:], ())
 
 
 class Matcher:
     """Holds anchors of segments; ``find`` reads prompts. Not thread safe."""
 
     def __init__(self) -> None:
-        self._anchors: dict[int, dict[str, list[_Anchor]]] = {}  # hash -> namespace -> anchors
+        self._anchors: dict[int, dict[str, _Bucket]] = {}  # by hash, by namespace
         self._hashes: dict[int, tuple[str, list[int]]] = {}  # number -> (namespace, hashes)
         self._bloom: npt.NDArray[np.bool_] = np.zeros(1 << _BLOOM_BITS, dtype=np.bool_)
 
@@ -78,20 +118,13 @@ class Matcher:
             raise ValueError(f"kvedit: matcher: expected a new segment, got {segment.number}")
         starts = range(min(len(head_texts), MAX_SKIPPED_TOKENS + 1))
         head = segment.token_ids[: MAX_SKIPPED_TOKENS + ANCHOR_TOKENS]
-        usable = [e == 0 or _proves_text(head_texts[e]) for e in starts]
         hashes: list[int] = []
         for e, value in zip(starts, _window_hashes(head).tolist(), strict=False):
-            if not usable[e]:
+            if e > 0 and not _proves_text(head_texts[e]):
                 continue
-            anchor = _Anchor(
-                number=segment.number,
-                skill_start=e,
-                token_ids=segment.token_ids,
-                head_text=head_texts[e],
-                same_before=e > 0 and usable[e - 1],
-            )
-            owners = self._anchors.setdefault(value, {})
-            owners.setdefault(segment.namespace, []).append(anchor)
+            bucket = self._anchors.setdefault(value, {}).setdefault(segment.namespace, _Bucket())
+            anchor = _Anchor(segment.number, e, segment.token_ids)
+            bucket.add(anchor, head_texts[e] if e > 0 else "")
             self._bloom[value >> (64 - _BLOOM_BITS)] = True
             hashes.append(value)
         self._hashes[segment.number] = (segment.namespace, hashes)
@@ -101,7 +134,7 @@ class Matcher:
         namespace, hashes = self._hashes.pop(number)
         for value in set(hashes):
             owners = self._anchors[value]
-            owners[namespace] = [a for a in owners[namespace] if a.number != number]
+            owners[namespace].remove(number)
             if not owners[namespace]:
                 del owners[namespace]
             if not owners:
@@ -125,18 +158,14 @@ class Matcher:
         """
         hashes = _window_hashes(ids)
         proposed = np.flatnonzero(self._bloom.take((hashes >> _BLOOM_SHIFT).view(np.intp)))
-        search = _Search(ids, tail_text)
+        search = _Search(ids, tail_text, only)
         matches: list[Match] = []
         for start, value in zip(proposed.tolist(), hashes[proposed].tolist(), strict=True):
             owners = self._anchors.get(value)
             if start < search.free_from or owners is None:
                 continue
-            anchors = owners.get(namespace, [])
-            if namespace != SHARED:
-                anchors = anchors + owners.get(SHARED, [])
-            if only is not None:
-                anchors = [a for a in anchors if a.number in only]
-            match = search.best(start, anchors)
+            buckets = [owners[owner] for owner in {namespace, SHARED} if owner in owners]
+            match = search.best(start, buckets)
             if match is not None:
                 matches.append(match)
                 search.free_from = start + match.num_tokens
@@ -146,22 +175,35 @@ class Matcher:
 class _Search:
     """One walk over one prompt, from left to right."""
 
-    def __init__(self, ids: array[int], tail_text: TailText) -> None:
+    def __init__(self, ids: array[int], tail_text: TailText, only: Collection[int] | None) -> None:
         self.free_from = 0  # end of the last match
         self._ids = ids
         self._view = np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64)
         self._tail_text = tail_text
+        self._only = only
         self._tails: dict[bytes, str] = {}  # a prompt that repeats itself is decoded once
 
-    def best(self, start: int, anchors: Sequence[_Anchor]) -> Match | None:
+    def best(self, start: int, buckets: Sequence[_Bucket]) -> Match | None:
         """The longest match that starts here; on a tie the lowest number, then the lowest e."""
         best: Match | None = None
-        for anchor in sorted(anchors, key=lambda a: (a.number, a.skill_start)):
-            floor = ANCHOR_TOKENS if best is None else best.num_tokens + 1
+        for anchor in self._candidates(start, buckets):
+            if self._only is not None and anchor.number not in self._only:
+                continue
+            floor = ANCHOR_TOKENS
+            if best is not None:
+                wins_tie = (anchor.number, anchor.skill_start) < (best.number, best.skill_start)
+                floor = best.num_tokens + (0 if wins_tie else 1)
             num_tokens = self._common_tokens(start, anchor, floor)
-            if num_tokens >= floor and self._head_agrees(start, anchor):
+            if num_tokens >= floor:
                 best = Match(anchor.number, anchor.skill_start, start, num_tokens)
         return best
+
+    def _candidates(self, start: int, buckets: Sequence[_Bucket]) -> Iterator[_Anchor]:
+        """Anchors proposed here whose skipped text, if any, is the prompt's as well."""
+        for bucket in buckets:
+            yield from bucket.unskipped()
+            if bucket.skips and start > 0:
+                yield from bucket.behind(self._text_before(start))
 
     def _common_tokens(self, start: int, anchor: _Anchor, floor: int) -> int:
         """How many ids agree from here on; 0 as soon as fewer than ``floor`` is certain."""
@@ -173,23 +215,15 @@ class _Search:
         first = int(differ.argmax())
         return first if differ[first] else limit
 
-    def _head_agrees(self, start: int, anchor: _Anchor) -> bool:
-        """Does the prompt's text in front of ``start`` end with the skill's skipped text?"""
-        e = anchor.skill_start
-        if e == 0:
-            return True
-        if (
-            anchor.same_before
-            and start > self.free_from
-            and self._ids[start - 1] == anchor.token_ids[e - 1]
-        ):
-            return False  # the match one token earlier was looked at, and its text differed
+    def _text_before(self, start: int) -> str:
+        """The prompt's text in front of ``start``, or "" once the prompt has used up its share."""
         begin = max(0, start - TAIL_TOKENS)
         window = self._ids[begin:start].tobytes()
-        text = self._tails.get(window)
-        if text is None:
-            text = self._tails[window] = self._tail_text(begin, start)
-        return text.endswith(anchor.head_text)
+        if window not in self._tails:
+            if len(self._tails) >= MAX_DECODES:
+                return ""
+            self._tails[window] = self._tail_text(begin, start)
+        return self._tails[window]
 
 
 def _proves_text(head_text: str) -> bool:

@@ -1,0 +1,88 @@
+"""custom_params.kvedit: what is accepted, and that a refusal names the path."""
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvedit.errors import BadRequest
+from kvedit.options import DEFAULT, Options, parse_options
+
+
+@pytest.mark.parametrize("value", [None, {}, "{}", {"splice": "auto", "skills": None}])
+def test_nothing_asked_for_is_the_default(value):
+    assert parse_options(value) == DEFAULT == Options(splice="auto", skills=None, seam=None)
+
+
+def test_an_object_and_its_json_mean_the_same():
+    value = {"splice": "require", "skills": ["b", "a"], "seam": 4}
+    expected = Options(splice="require", skills=("b", "a"), seam=4)
+    assert parse_options(value) == parse_options(json.dumps(value)) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"seam": -1}, "custom_params.kvedit.seam: expected an integer >= 0, got -1"),
+        ({"seam": True}, "custom_params.kvedit.seam: expected an integer >= 0, got true"),
+        ({"seam": 1.5}, "custom_params.kvedit.seam: expected an integer >= 0, got 1.5"),
+        ({"seam": "1"}, 'custom_params.kvedit.seam: expected an integer >= 0, got "1"'),
+        ({"seam": 10**5000}, "custom_params.kvedit.seam: expected an integer >= 0, got a huge"),
+        (
+            {"splice": "on"},
+            'custom_params.kvedit.splice: expected one of auto, off, require, got "',
+        ),
+        ({"splice": None}, "custom_params.kvedit.splice: expected one of auto, off, require"),
+        ({"splice": ["off"]}, "custom_params.kvedit.splice: expected one of"),
+        (
+            {"skills": "policy"},
+            'custom_params.kvedit.skills: expected a list of names, got "policy"',
+        ),
+        ({"skills": ["a", 7]}, "custom_params.kvedit.skills[1]: expected a name"),
+        ({"skills": [""]}, "custom_params.kvedit.skills[0]: expected a name"),
+        ({"skills": ["x" * 201]}, "custom_params.kvedit.skills[0]: expected a name"),
+        (
+            {"skills": ["a"] * 257},
+            "custom_params.kvedit.skills: expected at most 256 names, got 257",
+        ),
+        ({"splice": "require"}, "custom_params.kvedit.skills: expected at least one name"),
+        ({"splice": "require", "skills": []}, "custom_params.kvedit.skills: expected at least one"),
+        (
+            {"op": "register"},
+            'custom_params.kvedit: expected only the keys seam, skills, splice, got "op',
+        ),
+        ({7: 1}, "custom_params.kvedit: expected only the keys seam, skills, splice, got 7"),
+        ([], "custom_params.kvedit: expected an object, got list"),
+        (7, "custom_params.kvedit: expected an object, got 7"),
+        (False, "custom_params.kvedit: expected an object, got false"),
+        ("", 'custom_params.kvedit: expected JSON, got ""'),
+        ("kvedit:{}", "custom_params.kvedit: expected JSON, got"),
+        ("null", "custom_params.kvedit: expected an object, got NoneType"),
+        ("[1]", "custom_params.kvedit: expected an object, got list"),
+        ('"{}"', 'custom_params.kvedit: expected an object, got "{}"'),
+        ("[" * 100_000, "custom_params.kvedit: expected JSON, got"),
+        ('{"seam": ' + "9" * 6000 + "}", "custom_params.kvedit: expected JSON, got"),
+    ],
+)
+def test_refusals_name_the_path_and_stay_short(value, message):
+    with pytest.raises(BadRequest, match=re.escape(message)) as refused:
+        parse_options(value)
+    assert len(str(refused.value)) < 250
+
+
+names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)
+
+
+@given(
+    st.sampled_from(["auto", "off", "require"]),
+    st.none() | st.lists(names, min_size=1, max_size=5).map(tuple),
+    st.none() | st.integers(0, 2**31 - 1),
+)
+def test_json_is_canonical_and_reads_back(splice, skills, seam):
+    if splice == "require" and skills is None:
+        skills = ("any",)
+    options = Options(splice=splice, skills=skills, seam=seam)
+    again = parse_options(options.to_json())
+    assert again == options and again.to_json() == options.to_json()
