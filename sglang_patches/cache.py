@@ -24,10 +24,12 @@ from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvedit.config import Config
+from kvedit.errors import Unsupported
 from kvedit.paths import Choice, choose_path
 from kvedit.skills import State
 from kvedit.spans import Pieces, Refusal, Span, run_end, served_ids
 from sglang_patches.compile import fail_compile, finish_compile
+from sglang_patches.contract import broken, unapplied_hooks
 from sglang_patches.guard import boundary, trip
 from sglang_patches.realise import realise
 from sglang_patches.runtime import Runtime
@@ -52,7 +54,7 @@ class KvEditCache(UnifiedRadixCache):
 
     def _match_served(self, params: MatchPrefixParams, state: RequestState) -> MatchResult:
         key = params.key
-        choice = self._choose(key, state)
+        choice = self.choose(key, state)
         state.pieces = choice.pieces
         state.lost = tuple((span.segment, self._refusal(span)) for span in choice.lost)
         served = MatchPrefixParams(
@@ -65,22 +67,23 @@ class KvEditCache(UnifiedRadixCache):
             result = result._replace(host_hit_length=ahead, best_match_node=result.last_device_node)
         return result
 
-    def _choose(self, key: RadixKey, state: RequestState) -> Choice:
+    def choose(self, key: RadixKey, state: RequestState) -> Choice:
+        """The spelling of ``key`` (real ids) that leaves the fewest tokens to compute."""
         return choose_path(
             state.plan.alternatives,
             num_tokens=len(key.token_ids),
-            match=lambda pieces: self._matched(key, pieces),
+            match=lambda pieces: self.match_spelled(key, pieces).device_prefix_len,
             composable=self._composable,
         )
 
     def preview(self, req: Any, state: RequestState) -> list[Refusal]:
         """What the request could not compose if it were admitted now."""
         key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        return [self._refusal(span) for span in self._choose(key, state).lost]
+        return [self._refusal(span) for span in self.choose(key, state).lost]
 
-    def _matched(self, key: RadixKey, pieces: Pieces) -> int:
-        probe = MatchPrefixParams(key=_respelled(key, pieces))
-        return super().match_prefix(probe).device_prefix_len
+    def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:
+        """Match without a request: nothing but recency changes."""
+        return super().match_prefix(MatchPrefixParams(key=_respelled(key, pieces)))
 
     def _composable(self, span: Span) -> bool:
         return self._state_of(span) is State.READY
@@ -191,7 +194,10 @@ def _respelled(key: RadixKey, pieces: Pieces) -> RadixKey:
 
 def create_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
     """Factory of ``--radix-cache-backend kvedit``. Raises Unsupported with all reasons."""
-    check_server_args(ctx.server_args)
+    check_server_args(ctx.server_args, ctx.model_config)
+    reasons = [*broken(), *unapplied_hooks()]
+    if reasons:
+        raise Unsupported(reasons)
     cache = create_unified_radix_cache(ctx, cache_class=KvEditCache)
     if not isinstance(cache, KvEditCache):
         raise TypeError(f"kvedit: cache: expected KvEditCache, got {type(cache).__name__}")

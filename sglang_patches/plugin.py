@@ -20,12 +20,13 @@ def register() -> None:
 
 
 def _register_scheduler_hooks() -> None:
-    from sglang_patches import admission, epoch, forward, intake, scheduler_rpc, streamer
+    from sglang_patches import admission, epoch, forward, intake, scheduler_rpc, startup, streamer
 
     after = {
         _SCHEDULER + "_create_generation_req": intake.intake_hook,
         _SCHEDULER + "get_prefill_adder_class": admission.adder_hook,
         _SCHEDULER + "get_output_streamer_class": streamer.streamer_hook,
+        startup.RESOLVE_TARGET: startup.resolved_hook,
         **dict.fromkeys(epoch.WEIGHT_UPDATES, epoch.weights_hook),
         **dict.fromkeys(epoch.ADAPTER_UPDATES, epoch.adapters_hook),
     }

@@ -8,7 +8,6 @@ the same ordered stream as generate requests, so all tensor-parallel ranks act a
 from __future__ import annotations
 
 import logging
-import os
 import traceback
 from array import array
 from collections import Counter
@@ -20,7 +19,7 @@ from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
 from kvedit.errors import BadRequest, KvEditError
 from kvedit.skills import Skill
-from sglang_patches import guard
+from sglang_patches import guard, testing_ops
 from sglang_patches.audit import audit_scheduler
 from sglang_patches.cache import KvEditCache
 from sglang_patches.runtime import Runtime
@@ -176,13 +175,6 @@ def _audit(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]
     return {"ok": not problems, "problems": problems[:20]}
 
 
-def _fault(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    if os.environ.get("KVEDIT_TESTING") != "1":
-        raise BadRequest("kvedit: fault: expected a server started with KVEDIT_TESTING=1")
-    guard.arm(command["hook"], command["times"])
-    return {}
-
-
 _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "register": _register,
     "compile_failed": _compile_failed,
@@ -193,5 +185,6 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "status": _status,
     "tree": _tree,
     "audit": _audit,
-    "fault": _fault,
+    "fault": testing_ops.fault,
+    "dump": testing_ops.dump,
 }
