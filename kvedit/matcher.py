@@ -181,7 +181,9 @@ class _Search:
         self._view = np.frombuffer(ids, dtype=np.int64) if ids else np.zeros(0, dtype=np.int64)
         self._tail_text = tail_text
         self._only = only
-        self._tails: dict[bytes, str] = {}  # a prompt that repeats itself is decoded once
+        # Both by the ids of the window: a prompt that repeats itself is looked at once.
+        self._tails: dict[bytes, str] = {}
+        self._behind: dict[tuple[_Bucket, bytes], tuple[_Anchor, ...]] = {}
 
     def best(self, start: int, buckets: Sequence[_Bucket]) -> Match | None:
         """The longest match that starts here; on a tie the lowest number, then the lowest e."""
@@ -203,7 +205,7 @@ class _Search:
         for bucket in buckets:
             yield from bucket.unskipped()
             if bucket.skips and start > 0:
-                yield from bucket.behind(self._text_before(start))
+                yield from self._behind_text(bucket, start)
 
     def _common_tokens(self, start: int, anchor: _Anchor, floor: int) -> int:
         """How many ids agree from here on; 0 as soon as fewer than ``floor`` is certain."""
@@ -215,14 +217,21 @@ class _Search:
         first = int(differ.argmax())
         return first if differ[first] else limit
 
-    def _text_before(self, start: int) -> str:
-        """The prompt's text in front of ``start``, or "" once the prompt has used up its share."""
+    def _behind_text(self, bucket: _Bucket, start: int) -> Sequence[_Anchor]:
         begin = max(0, start - TAIL_TOKENS)
         window = self._ids[begin:start].tobytes()
+        anchors = self._behind.get((bucket, window))
+        if anchors is None:
+            text = self._text(window, begin, start)
+            anchors = self._behind[bucket, window] = tuple(bucket.behind(text))
+        return anchors
+
+    def _text(self, window: bytes, begin: int, stop: int) -> str:
+        """Decoded ids[begin:stop), or "" once the prompt has used up its share of decodes."""
         if window not in self._tails:
             if len(self._tails) >= MAX_DECODES:
                 return ""
-            self._tails[window] = self._tail_text(begin, start)
+            self._tails[window] = self._tail_text(begin, stop)
         return self._tails[window]
 
 
