@@ -49,11 +49,12 @@ def compile_relocate(
     *,
     num_warps: int = NUM_WARPS,
     aligned_strides: bool = True,
+    fuse_multiply_add: bool = False,
 ) -> MachineCode:
     """Build for sm_<compute_capability>, as the JIT does on that device.
 
     aligned_strides: promise that strides and tables are multiples of 16, as the JIT does where
-    they are; without the promise every access is narrow.
+    they are; without the promise every access is narrow. fuse_multiply_add: never in production.
     """
     strides = dict.fromkeys(_STRIDES, "i32")
     signature = {**_POINTERS, **_TABLES, "num_tokens": "i32", **strides}
@@ -66,7 +67,7 @@ def compile_relocate(
     built = triton.compile(
         source,
         target=GPUTarget("cuda", compute_capability, THREADS_PER_WARP),
-        options={"num_warps": num_warps, "enable_fp_fusion": False},
+        options={"num_warps": num_warps, "enable_fp_fusion": fuse_multiply_add},
     )
     return _read(built.asm["cubin"], built.asm["ptx"])
 
