@@ -180,7 +180,8 @@ def random_ids(rng: random.Random, num_tokens: int) -> array:
 def as_line(row: dict[str, object]) -> str:
     verdict = "correct" if row["correct"] else "WRONG"
     return (
-        f"{row['case']:<46}{row['arm']:<12}min {row['min_ms']:>8} ms   median {row['median_ms']:>8} ms   "
+        f"{row['case']:<46}{row['arm']:<12}min {row['min_ms']:>8} ms   "
+        f"median {row['median_ms']:>8} ms   "
         f"p90 {row['p90_ms']:>8} ms   {verdict}"
     )
 

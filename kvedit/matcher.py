@@ -25,6 +25,7 @@ MAX_DECODES = 1024  # per prompt, some ms: no honest prompt comes near, a crafte
 
 TailText = Callable[[int, int], str]
 
+_BLOCK_TOKENS = 4096
 _BLOOM_BITS = 20
 _BLOOM_SHIFT = np.uint64(64 - _BLOOM_BITS)
 _MIX_SHIFT = np.uint64(29)
@@ -156,11 +157,9 @@ class Matcher:
         ``ids``: array('q') of the prompt. ``tail_text(a, b)`` decodes ids[a:b) with special
         tokens kept. ``only`` limits the search to these segment numbers.
         """
-        hashes = _window_hashes(ids)
-        proposed = np.flatnonzero(self._bloom.take((hashes >> _BLOOM_SHIFT).view(np.intp)))
         search = _Search(ids, tail_text, only)
         matches: list[Match] = []
-        for start, value in zip(proposed.tolist(), hashes[proposed].tolist(), strict=True):
+        for start, value in self._proposed(ids):
             owners = self._anchors.get(value)
             if start < search.free_from or owners is None:
                 continue
@@ -170,6 +169,18 @@ class Matcher:
                 matches.append(match)
                 search.free_from = start + match.num_tokens
         return matches
+
+    def _proposed(self, ids: array[int]) -> Iterator[tuple[int, int]]:
+        """(position, hash) where the bloom table knows the hash, ascending.
+
+        Block by block: temporaries this small stay in the processor's cache, and the allocator
+        does not go back to the operating system for them.
+        """
+        for begin in range(0, len(ids) - ANCHOR_TOKENS + 1, _BLOCK_TOKENS):
+            hashes = _window_hashes(ids[begin : begin + _BLOCK_TOKENS + ANCHOR_TOKENS - 1])
+            known = self._bloom.take((hashes >> _BLOOM_SHIFT).view(np.intp))
+            at = np.flatnonzero(known)
+            yield from zip((at + begin).tolist(), hashes[at].tolist(), strict=True)
 
 
 class _Search:
@@ -187,7 +198,7 @@ class _Search:
 
     def best(self, start: int, buckets: Sequence[_Bucket]) -> Match | None:
         """The longest match that starts here; on a tie the lowest number, then the lowest e."""
-        best: Match | None = None
+        ids, best = self._ids, None
         for anchor in self._candidates(start, buckets):
             if self._only is not None and anchor.number not in self._only:
                 continue
@@ -195,9 +206,15 @@ class _Search:
             if best is not None:
                 wins_tie = (anchor.number, anchor.skill_start) < (best.number, best.skill_start)
                 floor = best.num_tokens + (0 if wins_tie else 1)
-            num_tokens = self._common_tokens(start, anchor, floor)
+            # Too short to win? Most of many look-alikes end here, at one id.
+            e, last = anchor.skill_start, anchor.skill_start + floor - 1
+            if start + floor > len(ids) or last >= len(anchor.token_ids):
+                continue
+            if anchor.token_ids[last] != ids[start + floor - 1]:
+                continue
+            num_tokens = self._common_tokens(start, anchor)
             if num_tokens >= floor:
-                best = Match(anchor.number, anchor.skill_start, start, num_tokens)
+                best = Match(anchor.number, e, start, num_tokens)
         return best
 
     def _candidates(self, start: int, buckets: Sequence[_Bucket]) -> Iterator[_Anchor]:
@@ -207,15 +224,14 @@ class _Search:
             if bucket.skips and start > 0:
                 yield from self._behind_text(bucket, start)
 
-    def _common_tokens(self, start: int, anchor: _Anchor, floor: int) -> int:
-        """How many ids agree from here on; 0 as soon as fewer than ``floor`` is certain."""
-        e, ids, skill = anchor.skill_start, self._ids, anchor.token_ids
-        limit = min(len(ids) - start, len(skill) - e)
-        if limit < floor or ids[start + floor - 1] != skill[e + floor - 1]:
-            return 0
-        differ = self._view[start : start + limit] != np.frombuffer(skill, np.int64)[e : e + limit]
+    def _common_tokens(self, start: int, anchor: _Anchor) -> int:
+        """How many ids agree from here on."""
+        e = anchor.skill_start
+        num_left = min(len(self._ids) - start, len(anchor.token_ids) - e)
+        skill = np.frombuffer(anchor.token_ids, dtype=np.int64)
+        differ = self._view[start : start + num_left] != skill[e : e + num_left]
         first = int(differ.argmax())
-        return first if differ[first] else limit
+        return first if differ[first] else num_left
 
     def _behind_text(self, bucket: _Bucket, start: int) -> Sequence[_Anchor]:
         begin = max(0, start - TAIL_TOKENS)

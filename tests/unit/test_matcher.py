@@ -293,3 +293,12 @@ def test_adding_and_removing_leaves_what_a_fresh_matcher_finds(case, data):
         made.remove(number)
     rest = [s for s in skills if s.number not in gone]
     assert find(made, prompt) == find(matcher_of(*rest), prompt)
+
+
+def test_a_match_across_the_blocks_of_a_long_prompt():
+    made = matcher_of(segment(1, SKILL))
+    block = matcher_module._BLOCK_TOKENS
+    for start in (block - 41, block - 8, block - 7, block - 1, block, 2 * block - 3):
+        prompt = [9] * start + SKILL + [9] * block
+        assert find(made, prompt) == [Match(1, 0, start, 40)]
+        assert find(made, [9] * start + SKILL[:8]) == [Match(1, 0, start, 8)]
