@@ -59,7 +59,7 @@ class ServerProcess:
         *,
         port: int = 0,
         command: Sequence[str] = SERVE_COMMAND,
-        start_timeout_s: float = 300.0,
+        start_timeout_s: float = 600.0,
         stop_timeout_s: float = 10.0,
         progress: TextIO | None = sys.stderr,
     ) -> None:
