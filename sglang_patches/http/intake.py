@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -15,6 +16,7 @@ from sglang_patches.http.reports import Refused
 from sglang_patches.http.service import is_enabled, service_of
 
 KEY = "kvedit"
+_ID_LISTS = (list, tuple, array)
 
 
 def generate_request(
@@ -70,9 +72,9 @@ def check_prompt(input_ids: Any, vocab_size: int) -> None:
 
     ``input_ids``: None, one prompt or a list of prompts. Raises BadRequest.
     """
-    if not isinstance(input_ids, (list, tuple)) or not input_ids:
+    if not isinstance(input_ids, _ID_LISTS) or not input_ids:
         return  # text, or what the host itself refuses
-    if isinstance(input_ids[0], (list, tuple)):
+    if isinstance(input_ids[0], _ID_LISTS):
         for i, ids in enumerate(input_ids):
             _check_ids(ids, vocab_size, f"input_ids[{i}]")
     else:
@@ -81,7 +83,7 @@ def check_prompt(input_ids: Any, vocab_size: int) -> None:
 
 def _check_ids(ids: Any, vocab_size: int, field: str) -> None:
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
-        return  # three loops in C: a prompt of 32k ids costs under 2 ms
+        return  # three loops in C: about 3 ms for a prompt of 32k ids
     check_ids(ids, vocab_size, len(ids), field=field)
 
 

@@ -61,8 +61,9 @@ class Recompiler:
     async def _recompile(self, number: int) -> bool:
         try:
             is_ready = await self._run(number)
-        except KvEditError as error:
-            self._note_failure(number, error)
+        except Exception as error:  # the boundary of a background task: nobody awaits it
+            expected = isinstance(error, KvEditError)
+            self._note_failure(number, error, trace=not expected)
             return False
         self._failures.pop(number, None)
         return is_ready
@@ -80,7 +81,7 @@ class Recompiler:
                 continue
             return answer["outcome"] in ("compile", "ready")
 
-    def _note_failure(self, number: int, error: KvEditError) -> None:
+    def _note_failure(self, number: int, error: Exception, *, trace: bool) -> None:
         failures = self._failures.get(number, (0, 0.0))[0] + 1
         pause = min(FIRST_PAUSE_S * 2.0 ** (failures - 1), LONGEST_PAUSE_S)
         self._failures[number] = (failures, self._clock() + pause)
@@ -90,4 +91,5 @@ class Recompiler:
             failures,
             pause,
             error,
+            exc_info=trace,
         )

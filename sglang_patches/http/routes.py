@@ -54,11 +54,11 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
     async def audit(request: Request, caller: Caller) -> Any:
         return await service.audit(caller)
 
-    async def fault(request: Request, caller: Caller) -> Any:
-        return await service.fault(await read_json(request), caller)
+    async def testing(request: Request, caller: Caller) -> Any:
+        return await service.testing(await read_json(request), caller)
 
     if os.environ.get("KVEDIT_TESTING") == "1":
-        app.router.add_route("/kvedit/fault", _endpoint(fault, door), methods=["POST"])
+        app.router.add_route("/kvedit/testing", _endpoint(testing, door), methods=["POST"])
     for method, path, answer in (
         ("POST", "/kvedit/skills", register),
         ("GET", "/kvedit/skills", listed),

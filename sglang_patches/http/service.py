@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from kvedit.checks import check_name
 from kvedit.config import Config
-from kvedit.errors import Forbidden, KvEditError, NotFound, Unavailable
+from kvedit.errors import Conflict, Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.quota import QuotaBook
 from kvedit.skills import State
@@ -128,13 +128,14 @@ class SkillService:
                 numbers.append(view["segment"])
         return numbers
 
-    async def fault(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Make a hook fail the next times it is entered. Only where KVEDIT_TESTING=1 (admin)."""
-        caller.require_admin("fault")
-        if body["hook"] in HTTP_HOOKS:
+    async def testing(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV
+        ({"op": "dump"}). Only where KVEDIT_TESTING=1 (admin)."""
+        caller.require_admin("testing")
+        if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
             guard.arm(body["hook"], body["times"])
             return {}
-        return await rpc.call(self._manager, {"op": "fault", **body})
+        return await rpc.call(self._manager, body)
 
     async def _register(
         self,
@@ -176,10 +177,23 @@ class SkillService:
         self._mirror.forget()
         if answer["outcome"] == "compile":
             await compiling.run(self._manager, rid, prefix, ids)
-            show = {"op": "show", "ns": namespace, "name": wanted.name}
-            answer = await rpc.call(self._manager, show)
+            answer = {"skill": await self._compiled(wanted, namespace)}
             self._mirror.forget()
         return _settled(answer["skill"])
+
+    async def _compiled(self, wanted: Registration, namespace: str) -> dict[str, Any]:
+        """The view of a skill after its compile. Raises Conflict when it was removed meanwhile."""
+        removed = Conflict(
+            f"kvedit: skill {wanted.name!r}: expected it to stay, got a removal while it compiled"
+        )
+        command = {"op": "show", "ns": namespace, "name": wanted.name}
+        try:
+            view: dict[str, Any] = (await rpc.call(self._manager, command))["skill"]
+        except NotFound:
+            raise removed from None
+        if view["shared"] != wanted.shared:  # the look-up fell through to the shared skill
+            raise removed
+        return view
 
     def _finished(self, task: asyncio.Task[dict[str, Any]]) -> None:
         self._tasks.discard(task)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,6 +66,7 @@ def send(host: Host, **fields: Any) -> list[Any]:
         ([5, -1], "input_ids[1]"),
         ([5, True], "input_ids[1]"),
         ([[5], [6, 2**40]], "input_ids[1][1]"),
+        (array("q", [5, 100]), "input_ids[1]"),
     ],
 )
 def test_ids_outside_the_vocabulary_never_reach_the_scheduler(ids: Any, where: str) -> None:

@@ -47,13 +47,14 @@ def test_many_requests_start_one_recompile(manager: Any, clock: Clock) -> None:
     asyncio.run(scenario())
 
 
-def test_pauses_double_after_each_failure_and_end_with_a_success(
-    manager: Any, clock: Clock
+@pytest.mark.parametrize("error", [ValueError("no room"), RuntimeError("a bug")])
+def test_pauses_double_after_each_failure_until_a_success(
+    manager: Any, clock: Clock, error: Exception
 ) -> None:
     async def scenario() -> None:
         await evicted_skill(manager)
         recompiler = Recompiler(manager, "secret", clock=clock)
-        manager.compile_error = ValueError("no room")
+        manager.compile_error = error
         for expected in (FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S):
             assert not await recompiler.ready([1], timeout_s=5)
             clock.now += expected * 0.99

@@ -234,6 +234,27 @@ def test_a_caller_that_leaves_does_not_stop_the_compile(manager: Any) -> None:
     run(leave())
 
 
+@pytest.mark.parametrize("has_shared", [False, True])
+def test_a_skill_that_is_removed_while_it_compiles_is_a_conflict(
+    manager: Any, has_shared: bool
+) -> None:
+    async def remove_early() -> None:
+        service = SkillService(manager, Config())
+        if has_shared:
+            await service.register({**body("rules"), "shared": True}, ADMIN)
+            manager.compiles.clear()
+        manager.held = asyncio.Event()
+        registration = asyncio.create_task(service.register(body("refunds"), ADMIN))
+        while not manager.compiles:
+            await asyncio.sleep(0)
+        await service.remove("policy", ADMIN)
+        manager.held.set()
+        with pytest.raises(Conflict, match="while it compiled"):
+            await registration
+
+    run(remove_early())
+
+
 def body(text: str) -> dict[str, Any]:
     return {"name": "policy", "text": text}
 
