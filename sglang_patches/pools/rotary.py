@@ -88,8 +88,9 @@ def module_refusals(module: torch.nn.Module, spec: RopeSpec, *, where: str) -> l
             reasons.append(f"kvedit: {where} {name}: expected {expected}, got {got}")
     if reasons:
         return reasons
-    for position in PROBE_POSITIONS:
-        error = _worst_angle_error(probe(module, position), spec, position)
+    cos, sin = (t.to(device="cpu", dtype=torch.float64) for t in probe(module))
+    for row, position in enumerate(PROBE_POSITIONS):
+        error = _worst_angle_error(cos[row], sin[row], spec, position)
         if error is not None:
             return [f"kvedit: {where} angles at position {position}: {error}"]
     return []
@@ -124,8 +125,9 @@ def _shape_facts(module: Any, spec: RopeSpec) -> list[tuple[str, object, object]
     return facts
 
 
-def _worst_angle_error(probed: CosSin, spec: RopeSpec, position: int) -> str | None:
-    cos, sin = (t.to(device="cpu", dtype=torch.float64) for t in probed)
+def _worst_angle_error(
+    cos: torch.Tensor, sin: torch.Tensor, spec: RopeSpec, position: int
+) -> str | None:
     want = torch.tensor(spec.inv_freq, dtype=torch.float64) * position
     if cos.shape != want.shape:
         return f"expected {tuple(want.shape)} pairs, got {tuple(cos.shape)}"
@@ -143,29 +145,32 @@ def _worst_angle_error(probed: CosSin, spec: RopeSpec, position: int) -> str | N
     )
 
 
-def _probe_table(module: Any, position: int) -> CosSin:
+def _probe_table(module: Any) -> CosSin:
     # Recomputed in fp32: off CUDA the host keeps only a 16-bit copy of this table.
-    return _halves(module._compute_cos_sin_cache(), position)
+    return _halves(module._compute_cos_sin_cache())
 
 
-def _probe_longrope(module: Any, position: int) -> CosSin:
-    table = module._compute_cos_sin_cache(
-        PROBE_POSITIONS[-1] + 1, module.short_factor, module.short_mscale
+def _probe_longrope(module: Any) -> CosSin:
+    return _halves(
+        module._compute_cos_sin_cache(
+            PROBE_POSITIONS[-1] + 1, module.short_factor, module.short_mscale
+        )
     )
-    return _halves(table, position)
 
 
-def _probe_frequencies(module: Any, position: int) -> CosSin:
-    angles = module.inv_freq.float() * position
+def _probe_frequencies(module: Any) -> CosSin:
+    positions = torch.tensor(PROBE_POSITIONS, device=module.inv_freq.device)
+    angles = torch.outer(positions.float(), module.inv_freq.float())
     return angles.cos(), angles.sin()
 
 
-def _halves(table: torch.Tensor, position: int) -> CosSin:
-    cos, sin = table[position].chunk(2, dim=-1)
+def _halves(table: torch.Tensor) -> CosSin:
+    cos, sin = table[list(PROBE_POSITIONS)].chunk(2, dim=-1)
     return cos, sin
 
 
-ROTARY_CLASSES: dict[type, Callable[[Any, int], CosSin]] = {
+# Exact class -> cos and sin at PROBE_POSITIONS, fp32 [len(PROBE_POSITIONS), rotary_dim / 2].
+ROTARY_CLASSES: dict[type, Callable[[Any], CosSin]] = {
     RotaryEmbedding: _probe_table,
     LinearScalingRotaryEmbedding: _probe_table,
     Llama3RotaryEmbedding: _probe_table,
