@@ -85,7 +85,10 @@ def _announce_compile(runtime: Runtime, req: Any, segment: int) -> None:
 
 def _plan(runtime: Runtime, req: Any, recv_req: Any, options: Options) -> RequestState:
     ids = req.origin_input_ids
-    namespace = namespace_tag(recv_req.cache_salt, recv_req.extra_key, recv_req.lora_id)
+    # The host reads an empty salt or key as none, so does the HTTP side when it registers.
+    namespace = namespace_tag(
+        recv_req.cache_salt or None, recv_req.extra_key or None, recv_req.lora_id
+    )
     blockers = _blockers(req, recv_req)
     if blockers:
         plan = Plan(
