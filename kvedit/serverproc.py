@@ -108,6 +108,9 @@ class ServerProcess:
         return self._process
 
     def _start(self) -> None:
+        # Otherwise the health check would be answered by whoever listens there already.
+        if not is_free(self.port):
+            raise ServerFailed(f"kvedit: port {self.port}: expected a free one, got a listener")
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         with self.log_path.open("wb") as log:
             # A session of its own: one signal then reaches the schedulers and detokenizers too,
@@ -204,6 +207,17 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])
+
+
+def is_free(port: int) -> bool:
+    """Whether a server could listen on the loopback's TCP port now."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
 
 
 def is_healthy(port: int) -> bool:

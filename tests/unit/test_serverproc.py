@@ -85,6 +85,14 @@ def test_slow_start_is_given_up_and_stopped(tmp_path: Path) -> None:
     assert not is_running(server.pid) and not is_running(child_pid(server.log_path))
 
 
+def test_port_of_another_server_is_refused(tmp_path: Path) -> None:
+    """Its /health would answer for ours, and the requests would go to it."""
+    with fake_server(tmp_path) as url:
+        other = fake_server(tmp_path / "other", port=int(url.rpartition(":")[2]))
+        with pytest.raises(ServerFailed, match="expected a free one"), other:
+            pytest.fail("a foreign server must not be entered")
+
+
 def test_progress_names_the_url(tmp_path: Path) -> None:
     progress = io.StringIO()
     with fake_server(tmp_path, progress=progress) as url:
