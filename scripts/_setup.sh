@@ -8,6 +8,9 @@
 REPO_ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 export KVEDIT_HOME="${KVEDIT_HOME:-$HOME/.cache/kvedit}"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+# A server imports the host in three processes; without cached bytecode each of them compiles
+# thousands of files at every start.
+unset PYTHONDONTWRITEBYTECODE
 # A download of an interpreter needs a host outside the package index; use what is installed.
 export UV_PYTHON_DOWNLOADS=never
 
