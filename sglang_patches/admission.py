@@ -9,6 +9,7 @@ R2  One chunked request at a time: a request that would need a second one waits.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -136,6 +137,20 @@ def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
             req.customized_info["kvedit"][0].update(state.report())
         if state.options.splice == "require" and state.split.refused:
             refuse_late(req, state)
+
+
+def decode_memory_hook(
+    original: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
+) -> bool:
+    """AROUND ``ScheduleBatch.check_decode_mem``: the host aborts the last running request when
+    it has no room left. Pins yield first."""
+    fits = original(batch, selected_indices)
+    num_running = len(batch.reqs if selected_indices is None else selected_indices)
+    if fits or num_running > 1 or not isinstance(batch.tree_cache, KvEditCache):
+        return fits
+    while not fits and batch.tree_cache.runtime.release_oldest_pin():
+        fits = original(batch, selected_indices)
+    return fits
 
 
 def adder_hook(result: type[PrefillAdder], scheduler: Any, *args: Any) -> type[PrefillAdder]:

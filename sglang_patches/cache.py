@@ -10,10 +10,13 @@ whose prefix is not cached yet is realised by ``checkpoint`` at a forced chunk b
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (
     DecLockRefResult,
+    EvictParams,
+    EvictResult,
     IncLockRefResult,
     InitLoadBackParams,
     MatchPrefixParams,
@@ -68,13 +71,23 @@ class KvEditCache(UnifiedRadixCache):
         return result
 
     def choose(self, key: RadixKey, state: RequestState) -> Choice:
-        """The spelling of ``key`` (real ids) that leaves the fewest tokens to compute."""
-        return choose_path(
-            state.plan.alternatives,
+        """The spelling of ``key`` (real ids) that leaves the fewest tokens to compute.
+
+        A plan may be older than the registry. A segment that is gone (purged, or given a new
+        number because its cached paths are not to be trusted) is not even looked up.
+        """
+        known = [tuple(filter(self._known, spans)) for spans in state.plan.alternatives]
+        gone = [span for span in state.plan.spans if not self._known(span)]
+        choice = choose_path(
+            [spans for spans in known if spans],
             num_tokens=len(key.token_ids),
             match=lambda pieces: self.match_spelled(key, pieces).device_prefix_len,
             composable=self._composable,
         )
+        return dataclasses.replace(choice, lost=(*choice.lost, *gone))
+
+    def _known(self, span: Span) -> bool:
+        return self.runtime.registry.by_number(span.segment) is not None
 
     def preview(self, req: Any, state: RequestState) -> list[Refusal]:
         """What the request could not compose if it were admitted now."""
@@ -165,6 +178,12 @@ class KvEditCache(UnifiedRadixCache):
         req.extend_end = stop
 
     # ---- the host's other calls
+
+    def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
+        """Admission counted donors as evictable. A queued copy locks its donor until it ran, so
+        it runs now rather than let an admitted request find no slots."""
+        self.runtime.run_copies()
+        return super().evict_for_alloc(params, **kwargs)
 
     def inc_host_lock_ref(self, node_id: Any) -> IncLockRefResult:
         """Admission takes a host lock around a load-back; without a host tier there is none."""

@@ -17,7 +17,7 @@ def finish_compile(cache: KvEditCache, req: Any) -> None:
     """The compile request's tokens are in the tree: the skill is ready, and pinned if asked."""
     runtime = cache.runtime
     if isinstance(req.finished_reason, FINISH_ABORT):
-        runtime.registry.failed(req.rid, req.finished_reason.message)
+        runtime.compile_failed(req.rid, req.finished_reason.message)
         return
     skill = runtime.registry.compiled(req.rid)
     if skill.state is not State.READY:
@@ -26,7 +26,7 @@ def finish_compile(cache: KvEditCache, req: Any) -> None:
     if num_cached < runtime.compiled_tokens(skill.segment):
         runtime.donor_lost(skill.number)
         return
-    if skill.pin:
+    if skill.pin and runtime.pins.fits(num_cached, but=skill.number):
         runtime.pins.pin(skill.number, num_cached, node)
         skill.pinned = True
     runtime.publish("skill_ready", skill=skill.segment.name, segment=skill.number)
@@ -34,7 +34,4 @@ def finish_compile(cache: KvEditCache, req: Any) -> None:
 
 def fail_compile(cache: KvEditCache, req: Any) -> None:
     """Finishing broke: the skill is not ready, and whoever waits for it learns that."""
-    registry = cache.runtime.registry
-    skill = registry.by_rid(req.rid)
-    if skill is not None:
-        registry.failed(req.rid, "internal error, see the server's log")
+    cache.runtime.compile_failed(req.rid, "internal error, see the server's log")

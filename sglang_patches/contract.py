@@ -64,6 +64,11 @@ HOOKED = (
         "capture_hidden_mode return_kv_loc_plan",
         "forward",
     ),
+    _symbol(
+        "managers.schedule_batch.ScheduleBatch.check_decode_mem",
+        "self selected_indices",
+        "admission (pins yield)",
+    ),
     _symbol(_TOKENIZER + "generate_request", "self obj request", "http.intake"),
     _symbol(_TOKENIZER + "_handle_abort_finish_reason", "self out state is_stream", "http.reports"),
 )
@@ -77,6 +82,7 @@ CALLED = (
     _symbol(_CACHE + "dec_host_lock_ref", "self node_id params", "cache"),
     _symbol(_CACHE + "reset", "self", "cache"),
     _symbol(_CACHE + "sanity_check", "self", "cache"),
+    _symbol(_CACHE + "evict_for_alloc", "self params allocation_reclaim_satisfied", "cache"),
     _symbol(_CACHE + "insert", "self params", "realise"),
     _symbol(_CACHE + "lock", "self node_id skip_lock_components", "realise, donors, pins"),
     _symbol(_CACHE + "unlock", "self lock", "realise, donors, pins"),

@@ -8,6 +8,7 @@ neither can be evicted and handed to somebody else in between.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -24,9 +25,13 @@ logger = logging.getLogger("kvedit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copy:
-    """One span of one splice: by pool kind, (src, dst) int64 slots [N]; delta_pos in positions."""
+    """One span of one splice: by pool kind, (src, dst) int64 slots [N]; delta_pos in positions.
+
+    target: int64 [N], the slots of the full pool that requests will name.
+    """
 
     slots: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    target: torch.Tensor
     delta_pos: int
     segment: int
 
@@ -42,7 +47,8 @@ class CopyQueue:
         self._unlock = unlock
         self._pending: list[Copy] = []
         self._locks: list[Any] = []
-        self._in_flight: tuple[Any, ...] = ()  # tensors that the forward stream may still read
+        # Tensors of the last launches: the forward stream may still read them.
+        self._in_flight: deque[tuple[Any, ...]] = deque(maxlen=8)
         self.num_launched = 0
 
     def __len__(self) -> int:
@@ -56,7 +62,7 @@ class CopyQueue:
             kind: (translate(self._pool, kind, src), translate(self._pool, kind, dst))
             for kind in kinds
         }
-        return Copy(slots=slots, delta_pos=delta_pos, segment=segment)
+        return Copy(slots=slots, target=dst, delta_pos=delta_pos, segment=segment)
 
     def put(self, copies: Sequence[Copy], locks: Sequence[Any]) -> None:
         """Queue copies; the queue owns ``locks`` from now on."""
@@ -77,6 +83,10 @@ class CopyQueue:
     def segments(self) -> set[int]:
         return {copy.segment for copy in self._pending}
 
+    def targets(self) -> list[torch.Tensor]:
+        """Full-pool slots that the queued copies write."""
+        return [copy.target for copy in self._pending]
+
     def launch(self) -> None:
         """Run what is queued, in order on the current stream, without a host sync.
 
@@ -92,7 +102,7 @@ class CopyQueue:
 
     def _relocate(self, group: GroupWithRope, pending: Sequence[Copy]) -> None:
         plan = _relocation_plan(group, pending)
-        self._in_flight = (plan, pending)
+        self._in_flight.append((plan, pending))
         try:
             trip("relocate")
             relocate(group=group.group, plan=plan)

@@ -35,6 +35,6 @@ def adapters_hook(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Non
 
 def _bump(cache: Any, why: str) -> None:
     if isinstance(cache, KvEditCache):
-        with boundary("epoch", cache.runtime.evict_everything):
+        with boundary("epoch", cache.runtime.distrust_everything):
             trip("epoch")
             cache.runtime.new_epoch(why)

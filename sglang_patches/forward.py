@@ -2,50 +2,37 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
 from http import HTTPStatus
 from typing import Any
 
+import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_patches.cache import KvEditCache
-from sglang_patches.guard import errors, trip
 from sglang_patches.intake import REFUSED
-from sglang_patches.state import state_of
-
-logger = logging.getLogger("kvedit")
 
 
 def forward_hook(worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``TpModelWorker.forward_batch_generation``.
 
-    If the copies cannot be run at all, the requests of this batch that stand on composed tokens
-    are aborted with an error, and every path composed from those segments becomes unreachable:
+    Requests of this batch that stand on slots whose copy failed are aborted with an error:
     nobody is ever served from slots that were not written.
     """
     if batch is None or not isinstance(batch.tree_cache, KvEditCache):
         return
     runtime = batch.tree_cache.runtime
-    if not len(runtime.copies):
-        return
-    segments = runtime.copies.segments()
-    try:
-        trip("forward")
-        runtime.copies.launch()
-    except Exception:
-        errors["forward"] += 1
-        logger.error("kvedit: copies failed:\n%s", traceback.format_exc())
-        runtime.copies.release_pending()
-        for segment in segments:
-            runtime.distrust(segment)
-        _abort_composed(batch)
+    runtime.run_copies()
+    if runtime.unwritten:
+        unwritten, runtime.unwritten = torch.cat(runtime.unwritten), []
+        _abort_holders(batch, unwritten)
 
 
-def _abort_composed(batch: Any) -> None:
+def _abort_holders(batch: Any, slots: torch.Tensor) -> None:
+    """Abort the requests of ``batch`` whose rows name any of ``slots`` (int64 [N])."""
     for req in batch.reqs:
-        state = state_of(req)
-        if state is not None and state.pieces:
+        row = batch.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
+        held = row[: req.kv.kv_allocated_len].to(torch.int64)
+        if torch.isin(held, slots).any():
             req.to_finish = FINISH_ABORT(
                 "kvedit: splice: expected its copy to run, got an internal error",
                 HTTPStatus.INTERNAL_SERVER_ERROR,

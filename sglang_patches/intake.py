@@ -30,14 +30,19 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
     cache = scheduler.tree_cache
     if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
         return
-    with boundary("intake", lambda: _forget(req)):
+    with boundary("intake", lambda: _forget(cache.runtime, req)):
         trip("intake")
         _take_in(cache, req, recv_req)
 
 
-def _forget(req: Any) -> None:
+def _forget(runtime: Runtime, req: Any) -> None:
+    """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
+    one namespace, and somebody waits for the outcome."""
     req.kvedit = None
     req.customized_info = None
+    reason = "internal error, see the server's log"
+    if runtime.compile_failed(req.rid, reason) is not None:
+        req.set_finish_with_abort(f"kvedit: compile: {reason}")
 
 
 def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:

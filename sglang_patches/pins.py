@@ -48,11 +48,18 @@ class PinBook:
         self.check(num_tokens, but=segment)
         self._promised[segment] = num_tokens
 
+    def fits(self, num_tokens: int, but: int | None = None) -> bool:
+        """Whether ``num_tokens`` more fit the budget (what segment ``but`` holds not counted)."""
+        return self._held(but) + num_tokens <= self.budget_tokens
+
+    def _held(self, but: int | None) -> int:
+        held = sum(pin.num_tokens for pin in self._pins.values() if pin.segment != but)
+        return held + sum(tokens for number, tokens in self._promised.items() if number != but)
+
     def check(self, num_tokens: int, but: int | None = None) -> None:
         """Raises PinBudgetExceeded if ``num_tokens`` more would not fit the budget."""
-        held = sum(pin.num_tokens for pin in self._pins.values() if pin.segment != but)
-        held += sum(tokens for segment, tokens in self._promised.items() if segment != but)
-        if held + num_tokens > self.budget_tokens:
+        if not self.fits(num_tokens, but):
+            held = self._held(but)
             raise PinBudgetExceeded(
                 f"kvedit: pin: expected at most {self.budget_tokens} pinned tokens "
                 f"(KVEDIT_PIN_FRACTION of the pool), got {held} held + {num_tokens} asked for"
@@ -78,6 +85,12 @@ class PinBook:
         if segment is not None:
             self.release(segment)
         return segment
+
+    def release_all(self) -> None:
+        """Unlock everything and take back every promise: segments are about to be renumbered."""
+        while self.release_oldest() is not None:
+            pass
+        self._promised.clear()
 
     def forget(self) -> None:
         """The tree was emptied: its locks are gone with it."""

@@ -38,6 +38,11 @@ def _register_scheduler_hooks() -> None:
         HookType.BEFORE,
     )
     HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem",
+        admission.decode_memory_hook,
+        HookType.AROUND,
+    )
+    HookRegistry.register(
         "sglang.srt.managers.scheduler_components.internal_state."
         "SchedulerInternalStateController.get_internal_state",
         scheduler_rpc.internal_state_hook,

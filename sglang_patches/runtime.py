@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from kvedit.config import Config
 from kvedit.identity import host_identity
@@ -14,6 +19,7 @@ from kvedit.spans import Refusal
 from sglang_patches.copies import CopyQueue
 from sglang_patches.donors import cached_path
 from sglang_patches.events import EventPublisher
+from sglang_patches.guard import errors, trip
 from sglang_patches.metrics import Metrics
 from sglang_patches.pins import PinBook
 from sglang_patches.pools import GroupWithRope, describe_pool
@@ -44,6 +50,12 @@ class Runtime:
         self.tokenizer: Any = ctx.tp_worker.tokenizer  # None with --skip-tokenizer-init
         self.registry = Registry(self._identity(), config.retired_max, self.decode)
         self.copies = CopyQueue(self.groups, pool, cache.unlock)
+        self.unwritten: list[torch.Tensor] = []  # targets of copies that failed, until aborted
+        # Copies go where forwards go; without overlap that is the current stream.
+        self._forward_stream = (
+            None if ctx.server_args.disable_overlap_schedule else runner.forward_stream
+        )
+        self._device = torch.get_device_module(runner.device)
         self.pins = PinBook(int(config.pin_fraction * self.pool_size), cache.lock, cache.unlock)
         is_first_rank = ctx.tp_rank == 0
         self.metrics = Metrics(
@@ -87,6 +99,14 @@ class Runtime:
             self.registry.evicted(segment)
             self.publish("skill_evicted", skill=skill.segment.name, segment=segment)
 
+    def compile_failed(self, rid: str, reason: str) -> Skill | None:
+        """A compile did not finish; None if nobody waits for it (any more)."""
+        if self.registry.by_rid(rid) is None:
+            return None
+        skill = self.registry.failed(rid, reason)
+        self.pins.release(skill.number)
+        return skill
+
     def pin_ready(self, skill: Skill) -> None:
         """Pin a skill that is compiled already; a donor that is gone makes it evicted."""
         node, num_cached = self._cached_path(skill)
@@ -112,8 +132,9 @@ class Runtime:
         for segment in self.registry.drain_dropped():
             self.pins.release(segment.number)
 
-    def evict_everything(self) -> None:
-        self.registry.evict_all()
+    def distrust_everything(self) -> None:
+        for skill in self.registry.all():
+            self.distrust(skill.number)
 
     def distrust(self, segment: int) -> None:
         """Paths composed from this segment may hold unwritten slots: never match them again."""
@@ -141,11 +162,43 @@ class Runtime:
     def new_epoch(self, why: str) -> None:
         """Whatever shapes KV changed. Skills are evicted and their old paths unreachable."""
         self.weight_epoch += 1
-        while self.pins.release_oldest() is not None:
-            pass
+        self.pins.release_all()
         self.registry.new_epoch(self._identity())
         self.forget_dropped()
         self.publish("weight_epoch", epoch=self.weight_epoch, why=why)
+
+    # ---- copies
+
+    def run_copies(self) -> None:
+        """Launch the queued copies on the stream that forwards run on.
+
+        If they cannot be run at all, every path composed from those segments becomes
+        unreachable, and ``unwritten`` names the slots whose requests the next forward aborts.
+        """
+        if not len(self.copies):
+            return
+        segments, targets = self.copies.segments(), self.copies.targets()
+        try:
+            trip("forward")
+            with self._on_forward_stream():
+                self.copies.launch()
+        except Exception:
+            errors["forward"] += 1
+            logger.error("kvedit: copies failed:\n%s", traceback.format_exc())
+            self.copies.release_pending()
+            self.unwritten += targets
+            for segment in segments:
+                self.distrust(segment)
+
+    @contextmanager
+    def _on_forward_stream(self) -> Iterator[None]:
+        stream = self._forward_stream
+        if stream is None:
+            yield
+            return
+        stream.wait_stream(self._device.current_stream())
+        with self._device.stream(stream):
+            yield
 
     # ---- reporting
 

@@ -88,11 +88,9 @@ def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, A
 
 
 def _compile_failed(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    if runtime.registry.by_rid(command["rid"]) is None:
-        return {}  # it finished after all, or its own hook reported the failure
-    skill = runtime.registry.failed(command["rid"], command["reason"])
-    runtime.pins.release(skill.number)
-    return {"skill": skill.view()}
+    skill = runtime.compile_failed(command["rid"], command["reason"])
+    # without a skill it finished after all, or its own hook reported the failure
+    return {} if skill is None else {"skill": skill.view()}
 
 
 def _recompile(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
