@@ -15,7 +15,7 @@ EXT_MODULES: list[Extension] = []
 _CPU_BUILDS = {"_relocate_cpu": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     _CPU_BUILDS["_relocate_cpu_v3"] = ["-march=x86-64-v3"]
-    _CPU_BUILDS["_relocate_cpu_v4"] = ["-march=x86-64-v4"]
+    _CPU_BUILDS["_relocate_cpu_v4"] = ["-march=x86-64-v4", "-mprefer-vector-width=512"]
 _CPU_FLAGS = ["-std=c++17", "-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-pthread"]
 EXT_MODULES += [
     Extension(
