@@ -110,7 +110,7 @@ def rows_of(arms: Mapping[str, Arm]) -> list[dict[str, Any]]:
                     "median": round(statistics.median(own), 5),
                     "best": round(min(own) if sign > 0 else max(own), 5),
                     "ratio_to_stock": round(statistics.median(ratios), 4),
-                    "cost_percent": round(sign * (statistics.median(ratios) - 1) * 100, 2),
+                    "cost_percent": round(sign * (statistics.median(ratios) - 1) * 100, 2) + 0.0,
                     "answers_differ": differ,
                 }
             )
