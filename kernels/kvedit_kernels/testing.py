@@ -83,11 +83,18 @@ def build(case: Case, *, seed: int = 0, allocate: Allocate = allocate_plain, dev
         is_neox=case.is_neox,
         rotate=case.rotate,
     )
-    src, dst = _slots(case, generator)
+    return group, draw_plan(case, seed=seed, allocate=allocate, device=device)
+
+
+def draw_plan(
+    case: Case, *, seed: int = 0, allocate: Allocate = allocate_plain, device: str = "cpu"
+) -> RelocationPlan:
+    """The case's slots and shifts; fits every pool of at least `case.num_slots` slots."""
+    src, dst = _slots(case, torch.Generator().manual_seed(seed))
     row = (torch.arange(case.num_tokens) * len(case.deltas) // case.num_tokens).to(torch.int32)
     fields = {"src": src, "dst": dst, "row": row, "cos_sin": delta_rows(case.deltas, case.inv_freq)}
     placed = {name: _placed(tensor, allocate).to(device) for name, tensor in fields.items()}
-    return group, RelocationPlan(**placed)
+    return RelocationPlan(**placed)
 
 
 def snapshot(group: PoolGroup) -> tuple[list[Tensor], list[Tensor]]:
