@@ -60,7 +60,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", nargs="+", type=int, default=[512, 2048, 8192])
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2])
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--ref-rounds", type=int, default=3, help="the reference is slow")
+    parser.add_argument("--ref-rounds", type=int, default=1, help="the reference is slow")
     parser.add_argument("--slots", choices=["run", "scattered"], default="run")
     return parser.parse_args(arguments)
 
@@ -168,8 +168,9 @@ def print_row(row: dict[str, object], as_json: bool) -> None:
     if as_json:
         print(json.dumps(row), flush=True)
         return
+    pool, name, num_tokens = row["pool"], row["impl"], row["num_tokens"]
     print(
-        f"{row['pool']:14} {row['impl']:4} {row['num_tokens']:6} tokens {row['num_threads']} threads"
+        f"{pool:14} {name:4} {num_tokens:6} tokens {row['num_threads']} threads"
         f" {row['milliseconds']:9.2f} ms {row['gb_per_s']:6.2f} GB/s"
         f" {row['ratio_to_memcpy']:6.2f} x memcpy",
         flush=True,

@@ -48,23 +48,38 @@ class _Job(ctypes.Structure):
     ]
 
 
+def runnable_builds() -> tuple[str, ...]:
+    """Names of the builds whose instruction set this processor has, best first."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    return _BUILDS_BY_CAPABILITY.get(capability, ("_relocate_cpu",))
+
+
+def build_path(name: str) -> Path:
+    """Where setup.py leaves a build; the file need not exist."""
+    return Path(__file__).with_name(name + EXTENSION_SUFFIXES[0])
+
+
+def open_build(path: Path) -> ctypes.CDLL:
+    """Raises OSError where the library does not load."""
+    library = ctypes.CDLL(str(path))
+    library.kvedit_relocate.argtypes = [ctypes.POINTER(_Job)]
+    library.kvedit_can_rotate.argtypes = [ctypes.c_int64]
+    return library
+
+
 @cache
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """(library or None, one line that says which build, or why none)."""
     capability = torch.backends.cpu.get_cpu_capability()
-    names = _BUILDS_BY_CAPABILITY.get(capability, ("_relocate_cpu",))
-    for name in names:
-        path = Path(__file__).with_name(name + EXTENSION_SUFFIXES[0])
+    for path in map(build_path, runnable_builds()):
         if not path.exists():
             continue
         try:
-            library = ctypes.CDLL(str(path))
+            return open_build(path), f"compiled: {path.name} ({capability})"
         except OSError as error:
             return None, f"reference: {path.name} does not load: {error}"
-        library.kvedit_relocate.argtypes = [ctypes.POINTER(_Job)]
-        library.kvedit_can_rotate.argtypes = [ctypes.c_int64]
-        return library, f"compiled: {path.name} ({capability})"
-    return None, f"reference: none of {', '.join(names)} was built at install ({capability})"
+    missing = ", ".join(runnable_builds())
+    return None, f"reference: none of {missing} was built at install ({capability})"
 
 
 def cpu_kernel_status() -> str:

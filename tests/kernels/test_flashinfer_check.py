@@ -10,7 +10,6 @@ import torch
 
 from kvedit_kernels import flashinfer_check, rotate_rows
 from kvedit_kernels.flashinfer_check import CALLS, attention, missing_calls
-from kvedit_kernels.merge_states_ref import merge_states_ref
 from kvedit_kernels.testing import Case
 
 
@@ -77,25 +76,3 @@ def test_prefill_check_passes_and_fails_where_it_should(fake_flashinfer, monkeyp
     monkeypatch.setattr(flashinfer_check, "relocate", lambda **_: None)
     monkeypatch.setattr(FakeWrapper, "run", lambda self, *, q, paged_kv_cache: torch.zeros_like(q))
     assert flashinfer_check.check_paged_prefill(case, device="cpu", num_queries=17) > tolerance
-
-
-def test_merging_groups_equals_attention_over_all_keys() -> None:
-    """Groups of keys, one of them empty with garbage in it, as FlashInfer's merge_states."""
-    torch.manual_seed(0)
-    query, keys = torch.randn(5, 2, 16), torch.randn(24, 2, 16)
-    values = torch.randn(24, 2, 16)
-    parts = [slice(0, 7), slice(7, 24)]
-    scores = torch.einsum("thd,shd->ths", query, keys) * 1.4426950408889634
-    v, s = torch.full((5, 3, 2, 16), float("nan")), torch.full((5, 3, 2), -float("inf"))
-    for group, part in enumerate(parts):
-        weight = torch.exp2(scores[..., part])
-        s[:, group] = weight.sum(-1).log2()
-        mean = torch.einsum("ths,shd->thd", weight, values[part])
-        v[:, group] = mean / weight.sum(-1, keepdim=True)
-    merged, total = merge_states_ref(v, s)
-    weight = torch.exp2(scores)
-    want = torch.einsum("ths,shd->thd", weight, values) / weight.sum(-1, keepdim=True)
-    torch.testing.assert_close(merged, want, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(total, weight.sum(-1).log2(), rtol=1e-5, atol=1e-6)
-    nothing, empty = merge_states_ref(v[:, 2:], s[:, 2:])
-    assert not nothing.any() and bool((empty == -float("inf")).all())
