@@ -43,9 +43,9 @@ def choose_path(
                       not: its cached paths serve, but nothing is spliced from it)
     """
     search = _Search(num_tokens, match, composable)
-    search.consider(())
     for spans in alternatives:
         search.explore(tuple(spans), (), 0)
+    search.consider(())  # last: where nothing can be composed, the choice that names why wins
     return min(search.found, key=lambda c: (c.computed, overlap(c.pieces, 0, num_tokens)))
 
 

@@ -34,6 +34,7 @@ async def _checked(
     from sglang.srt.managers.io_struct import GenerateReqInput
 
     check_prompt(obj.input_ids, manager.model_config.vocab_size)
+    check_overrides(obj.positional_embed_overrides)
     if isinstance(obj, GenerateReqInput):
         obj.sampling_params = normalised(obj.sampling_params)
     # Closed with ours, not by the collector: the host's clean-up hangs on it.
@@ -79,6 +80,20 @@ def check_prompt(input_ids: Any, vocab_size: int) -> None:
             _check_ids(ids, vocab_size, f"input_ids[{i}]")
     else:
         _check_ids(input_ids, vocab_size, "input_ids")
+
+
+def check_overrides(value: Any) -> None:
+    """Refuse embedding overrides that are plain JSON: the host's scheduler ends on them.
+
+    ``value``: None, one PositionalEmbeds or a list of them (Python callers). Raises BadRequest.
+    """
+    from sglang.srt.managers.embed_types import PositionalEmbeds
+
+    for item in value if isinstance(value, list) else [value]:
+        if item is not None and not isinstance(item, PositionalEmbeds):
+            raise BadRequest(
+                f"positional_embed_overrides: expected none over HTTP, got {type(item).__name__}"
+            )
 
 
 def _check_ids(ids: Any, vocab_size: int, field: str) -> None:

@@ -140,6 +140,14 @@ def test_a_retired_skill_serves_its_cached_path_and_no_more():
     assert choice.lost == (SPANS[0],)
 
 
+def test_a_span_that_cannot_be_composed_is_named_though_plain_costs_the_same():
+    """Else nobody would learn that the skill is evicted, and nobody would recompile it."""
+    for tree in (Tree(), Tree(stored((), 3)), Tree(stored((), 20))):
+        choice = choose(tree, [SPANS[2:3]], lambda span: False)
+        assert (choice.pieces, choice.lost) == ((), (SPANS[2],))
+    assert choose(Tree(stored((), NUM_TOKENS)), [SPANS], lambda span: False).lost == ()
+
+
 def test_history_is_used_only_where_it_saves_tokens():
     live, old = (span(4, 30, 9),), (span(4, 14, 1),)
     assert choose(Tree(), [live, old]).pieces == whole(*live)
