@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from kvedit.checks import check_name
 from kvedit.config import Config
-from kvedit.errors import Conflict, Forbidden, KvEditError, NotFound, Unavailable
+from kvedit.errors import BadRequest, Conflict, Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.quota import QuotaBook
 from kvedit.skills import State
@@ -132,6 +132,8 @@ class SkillService:
         """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV
         ({"op": "dump"}). Only where KVEDIT_TESTING=1 (admin)."""
         caller.require_admin("testing")
+        if not isinstance(body, dict) or "op" not in body:
+            raise BadRequest('kvedit: testing: expected an object with "op", got another body')
         if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
             guard.arm(body["hook"], body["times"])
             return {}

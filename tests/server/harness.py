@@ -7,7 +7,7 @@ import random
 import urllib.error
 import urllib.request
 import uuid
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class ServerConfig:
     flags: tuple[str, ...] = ()
     env: tuple[tuple[str, str], ...] = ()
     model: str = ""  # a model folder; empty: the default model
+    api_key: str | None = None  # what the harness sends to the host's own routes
+    admin_key: str | None = None  # and to the admin ones
 
     def argv(self, model_dir: Path) -> list[str]:
         argv = ["--model-path", self.model or str(model_dir)]
@@ -48,6 +50,21 @@ SMALL_CHUNK = ServerConfig(chunk=128, overlap=False)
 PAGED = ServerConfig(page_size=16, overlap=False)
 PAGED_SMALL_CHUNK = ServerConfig(page_size=16, chunk=128, overlap=True)
 SMALL_POOL = ServerConfig(chunk=512, pool=3_000)
+# Both keys, clients with skills of their own and small quotas; messages between the processes
+# are msgpack here, where everything else runs with the host's default, pickle.
+API_KEY, ADMIN_KEY = "key-of-the-clients", "key-of-the-admin"
+RIGHTS = ServerConfig(
+    flags=("--api-key", API_KEY, "--admin-api-key", ADMIN_KEY, "--kvedit-client-skills"),
+    env=(
+        ("SGLANG_USE_PICKLE_IPC", "0"),
+        ("KVEDIT_CLIENT_MAX_SKILLS", "3"),
+        ("KVEDIT_CLIENT_MAX_TOKENS", "600"),
+        ("KVEDIT_CLIENT_RATE", "5"),
+    ),
+    api_key=API_KEY,
+    admin_key=ADMIN_KEY,
+)
+STOCK = ServerConfig(flags=("--stock",))
 
 
 class HttpError(Exception):
@@ -55,6 +72,17 @@ class HttpError(Exception):
         super().__init__(f"{status}: {body[:500]}")
         self.status = status
         self.body = body
+
+    @property
+    def message(self) -> str:
+        try:
+            content = json.loads(self.body)
+        except ValueError:
+            return self.body
+        if not isinstance(content, dict):
+            return self.body
+        inner = content["error"] if isinstance(content.get("error"), dict) else content
+        return str(inner.get("message", self.body))
 
 
 @dataclass
@@ -85,7 +113,14 @@ class Server:
     url: str
     page_size: int = 1
     log_path: Path = Path()
-    headers: dict[str, str] = field(default_factory=dict)
+    api_key: str | None = None
+    admin_key: str | None = None
+
+    def authorization(self, path: str) -> dict[str, str]:
+        """The host's admin key opens admin routes only, its API key all others."""
+        is_admin = path.startswith(("/kvedit", "/flush_cache"))
+        key = self.admin_key if is_admin else self.api_key
+        return {} if key is None else {"authorization": f"Bearer {key}"}
 
     def call(
         self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
@@ -95,7 +130,7 @@ class Server:
         )
         request = urllib.request.Request(self.url + path, data=data, method=method)
         request.add_header("content-type", "application/json")
-        for name, value in (self.headers | (headers or {})).items():
+        for name, value in (self.authorization(path) | (headers or {})).items():
             request.add_header(name, value)
         try:
             with urllib.request.urlopen(request, timeout=300) as response:
@@ -106,6 +141,15 @@ class Server:
             return json.loads(raw)
         except ValueError:
             return raw.decode(errors="replace")
+
+    def status_of(
+        self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None
+    ) -> tuple[int, Any]:
+        """(status, answer); the text of an error answer is its message where it has one."""
+        try:
+            return 200, self.call(method, path, body, headers)
+        except HttpError as error:
+            return error.status, error.message
 
     def add_skill(self, name: str, ids: list[int], **fields: Any) -> dict[str, Any]:
         view: dict[str, Any] = self.call(
@@ -202,7 +246,7 @@ class ServerPool:
             progress=None,
         )
         url = process.__enter__()
-        server = Server(url, config.page_size, log_path)
+        server = Server(url, config.page_size, log_path, config.api_key, config.admin_key)
         self._alive[config] = process, server
         return server
 

@@ -1,0 +1,71 @@
+"""GET /kvedit/requests/{id}: the report of a request after its answer has left."""
+
+from __future__ import annotations
+
+import urllib.parse
+from typing import Any
+
+import pytest
+
+from tests.server.harness import BASE, Server, ServerPool, fresh_name, random_ids
+
+pytestmark = pytest.mark.real_server
+
+
+@pytest.fixture(scope="module")
+def server(servers: ServerPool) -> Server:
+    return servers.get(BASE)
+
+
+@pytest.fixture(scope="module")
+def skill(server: Server) -> list[int]:
+    name = fresh_name()
+    ids = random_ids(name, 80)
+    server.add_skill(name, ids)
+    return ids
+
+
+def report_of(server: Server, rid: str, query: str = "") -> tuple[int, Any]:
+    return server.status_of("GET", f"/kvedit/requests/{urllib.parse.quote(rid, safe='')}{query}")
+
+
+def test_every_sample_and_every_item_of_a_batch_has_its_own(
+    server: Server, skill: list[int]
+) -> None:
+    body: dict[str, Any] = {
+        "input_ids": [[5, 6, *skill, 7], random_ids("plain", 9)],
+        "sampling_params": {"max_new_tokens": 1, "n": 2, "temperature": 1},
+    }
+    answers = server.call("POST", "/generate", body)
+    assert len(answers) == 4
+    for answer in answers:
+        meta = answer["meta_info"]
+        assert report_of(server, meta["id"]) == (200, meta["kvedit"][0])
+    assert [answer["meta_info"]["kvedit"][0]["composed"] for answer in answers] == [64, 64, 0, 0]
+
+
+def test_the_newest_request_of_an_id_counts(server: Server, skill: list[int]) -> None:
+    rid = "again/" + fresh_name() + "?#%"
+    first = server.generate([5, *skill, 7], rid=rid)
+    assert report_of(server, rid) == (200, first.report)
+    second = server.generate([6, *skill, 7], rid=rid, extra_key="k")
+    assert second.report["composed"] == 0
+    assert report_of(server, rid)[0] == 404, "the id is another namespace's now"
+    assert report_of(server, rid, "?extra_key=k") == (200, second.report)
+
+
+def test_an_empty_salt_is_no_salt(server: Server, skill: list[int]) -> None:
+    rid = fresh_name()
+    answer = server.generate([9, 5, *skill, 7], rid=rid, cache_salt="", extra_key="")
+    assert answer.report["composed"] == 64
+    assert report_of(server, rid) == (200, answer.report)
+    assert report_of(server, rid, "?cache_salt=&extra_key=") == (200, answer.report)
+
+
+def test_a_refused_request_and_a_compile_have_none(server: Server) -> None:
+    rid = fresh_name()
+    wants = {"kvedit": {"splice": "require", "skills": ["nobody"]}}
+    body = {"input_ids": [5, 6], "rid": rid, "sampling_params": {"custom_params": wants}}
+    assert server.status_of("POST", "/generate", body)[0] == 400
+    assert report_of(server, rid)[0] == 404
+    assert report_of(server, "kvedit-compile-")[0] == 404
