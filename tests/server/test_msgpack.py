@@ -71,7 +71,7 @@ def test_refusals_keep_their_message(server: Server) -> None:
 
 
 def test_what_clients_nest_beside_our_options_is_theirs(server: Server) -> None:
-    """Only our own key is flattened; a scalar, a list and a flat object pass as they do in stock."""
+    """Only our own key is flattened; lists and flat objects pass as in stock."""
     custom = {"mine": {"a": 1}, "list": [1, 2], "kvedit": {"skills": ["nobody"]}}
     report = ask(server, "/generate", random_ids("beside", 9), custom)
     assert {"skill": "nobody", "reason": "unknown_skill"} in report["refused"]
