@@ -57,12 +57,12 @@ inline uint32_t to_bits(float value) {
     return bits;
 }
 
-// bf16 as the upper half of fp32: the carry of the added bias rounds to nearest even.
+// bf16 as the upper half of fp32: the carry of the added bias rounds to nearest even. A nan would
+// carry into infinity, so it becomes the quiet one.
 inline uint32_t bf16_bits(float value) {
     const uint32_t bits = to_bits(value);
     const uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t quiet_nan = (bits >> 16) | 0x40u;
-    return (bits & 0x7FFFFFFFu) > 0x7F800000u ? quiet_nan : rounded;
+    return value != value ? 0x7FC0u : rounded;
 }
 
 struct Float32 {
