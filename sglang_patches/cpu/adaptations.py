@@ -15,6 +15,7 @@ from sglang_patches.cpu.standin import has_cuda_device
 BACKEND = "sglang.srt.layers.attention.torch_native_backend.TorchNativeAttnBackend"
 EXTEND_TARGET = BACKEND + "._run_sdpa_forward_extend"
 DECODE_TARGET = BACKEND + "._run_sdpa_forward_decode"
+FORWARD_EXTEND_TARGET = BACKEND + ".forward_extend"
 
 
 def register() -> None:
@@ -27,6 +28,7 @@ def register() -> None:
 
     HookRegistry.register(EXTEND_TARGET, attention.extend, HookType.AROUND)
     HookRegistry.register(DECODE_TARGET, attention.decode, HookType.AROUND)
+    HookRegistry.register(FORWARD_EXTEND_TARGET, attention.forward_extend, HookType.AROUND)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,12 @@ ADAPTATIONS = (
         "one query row per head is 6x slower in torch's CPU kernel than the heads of a group "
         "as the rows of one query; both arms get the replacement",
         "torch's CPU flash attention is as fast with enable_gqa and one query row",
+    ),
+    Adaptation(
+        "MLA prompts on torch_native",
+        "torch_native reads K and V from the pool, which holds latents for an MLA model; a prompt "
+        "without a cached prefix comes with its full K and V as arguments",
+        "a DeepSeek-V2 model answers its first prompt with --attention-backend torch_native",
     ),
     Adaptation(
         "SGLANG_USE_CPU_ENGINE=1 and --device cpu",

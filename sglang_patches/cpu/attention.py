@@ -17,6 +17,39 @@ MAX_BLOCK_QUERIES = 512
 MAX_MASK_ELEMENTS = 4 << 20
 
 
+def forward_extend(
+    original: Callable[..., torch.Tensor],
+    backend: Any,
+    q: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    layer: Any,
+    forward_batch: Any,
+    save_kv_cache: bool = True,
+    **kwargs: Any,
+) -> torch.Tensor:
+    """AROUND hook of `TorchNativeAttnBackend.forward_extend`: attend with K and V that are given
+    but not stored.
+
+    The stock method reads the pool in every case. An MLA model keeps latent rows there, and
+    hands a prompt without cached prefix its full K and V (save_kv_cache=False): [num_new_tokens,
+    num_heads * head_dim] each. Everything else goes to the stock method.
+    """
+    if save_kv_cache or k is None or v is None or any(forward_batch.extend_prefix_lens_cpu):
+        return original(backend, q, k, v, layer, forward_batch, save_kv_cache, **kwargs)
+    query = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)
+    key = k.view(-1, layer.tp_k_head_num, layer.qk_head_dim)
+    value = v.view(-1, layer.tp_k_head_num, layer.v_head_dim)
+    enable_gqa = layer.tp_q_head_num != layer.tp_k_head_num
+    requests = query.split(forward_batch.extend_seq_lens_cpu)
+    parts, start = [], 0
+    for part in requests:
+        rows = slice(start, start + len(part))
+        parts.append(attend(part, key[rows], value[rows], 0, True, -1, layer.scaling, enable_gqa))
+        start = rows.stop
+    return torch.cat(parts).reshape(query.shape[0], -1)
+
+
 def extend(
     original: Callable[..., torch.Tensor],
     backend: Any,

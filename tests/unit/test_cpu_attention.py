@@ -164,3 +164,56 @@ def test_long_prompts_never_need_a_large_mask() -> None:
         if prefix_len:
             rows = max(b.stop - b.start for b in blocks)
             assert rows * (prefix_len + num_new) <= attention.MAX_MASK_ELEMENTS
+
+
+class Layer:
+    """The facts of an MLA layer that expands its latents for a first prompt."""
+
+    tp_q_head_num = tp_k_head_num = 4
+    qk_head_dim = 24
+    v_head_dim = 16
+    scaling = 0.2
+
+
+class Batch:
+    def __init__(self, lens: list[tuple[int, int]]) -> None:
+        self.extend_prefix_lens_cpu = [prefix for prefix, _ in lens]
+        self.extend_seq_lens_cpu = [new for _, new in lens]
+
+
+def qkv_of(num_tokens: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    widths = (Layer.qk_head_dim, Layer.qk_head_dim, Layer.v_head_dim)
+    return [torch.randn(num_tokens, 4 * width, generator=generator) for width in widths]
+
+
+def test_keys_and_values_that_are_given_but_not_stored() -> None:
+    """Request by request, causal, and never the pool."""
+    q, k, v = qkv_of(12)
+    got = attention.forward_extend(
+        never, BACKEND, q, k, v, Layer, Batch([(0, 7), (0, 1), (0, 4)]), False
+    )
+    for rows in (slice(0, 7), slice(7, 8), slice(8, 12)):
+        heads = [x[rows].view(-1, 4, x.shape[1] // 4).transpose(0, 1) for x in (q, k, v)]
+        scores = heads[0] @ heads[1].transpose(1, 2) * Layer.scaling
+        ahead = torch.ones_like(scores[0]).triu(1).bool()
+        want = scores.masked_fill(ahead, float("-inf")).softmax(-1) @ heads[2]
+        torch.testing.assert_close(got[rows], want.transpose(0, 1).flatten(1))
+
+
+@pytest.mark.parametrize(
+    ("lens", "save_kv_cache"), [([(0, 5)], True), ([(8, 5)], False), ([(0, 2), (8, 3)], False)]
+)
+def test_what_stands_in_the_pool_is_read_there(
+    lens: list[tuple[int, int]], save_kv_cache: bool
+) -> None:
+    q, k, v = qkv_of(5)
+    want = object()
+    got = attention.forward_extend(
+        lambda *args: want, BACKEND, q, k, v, Layer, Batch(lens), save_kv_cache
+    )
+    assert got is want
+
+
+def never(*args: Any, **kwargs: Any) -> torch.Tensor:
+    raise AssertionError("the stock method was called")
