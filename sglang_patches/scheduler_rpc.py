@@ -185,4 +185,5 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "audit": _audit,
     "fault": testing_ops.fault,
     "dump": testing_ops.dump,
+    "ranks": testing_ops.ranks,
 }

@@ -93,7 +93,9 @@ ANY = None
 
 TESTED: dict[str, frozenset[Any] | None] = {
     "allow_auto_truncate": ANY,
-    "attention_backend": frozenset({None, "torch_native"}),
+    # The splice moves KV between forwards and no backend takes part in it. flashinfer is
+    # contract-tested only: its imports and signatures, not a server on a GPU.
+    "attention_backend": frozenset({None, "torch_native", "flashinfer"}),
     "device": frozenset({"cpu", "cuda"}),
     "disable_overlap_schedule": ANY,
     "max_prefill_tokens": ANY,
@@ -103,8 +105,9 @@ TESTED: dict[str, frozenset[Any] | None] = {
     "mem_fraction_static": ANY,
     "page_size": frozenset({1, 16}),
     "radix_eviction_policy": frozenset({"lru"}),
-    "schedule_policy": frozenset({"fcfs"}),
+    "schedule_policy": frozenset({"fcfs", "lpm"}),
     "sleep_on_idle": ANY,
+    "tp_size": frozenset({1, 2}),
 }
 """Touch cache, scheduler or attention, and are part of the test matrix with these values."""
 
@@ -118,7 +121,7 @@ UNTESTED = _names("""
     priority_scheduling_preemption_threshold retraction_policy schedule_conservativeness
     c128_page_size swa_full_tokens_ratio disable_hybrid_swa_memory radix_eviction_policy_config
     prefill_only_disable_kv_cache enable_page_major_kv_layout disable_chunked_prefix_cache
-    num_continuous_decode_steps scheduler_recv_interval nnodes node_rank tp_size dcp_size
+    num_continuous_decode_steps scheduler_recv_interval nnodes node_rank dcp_size
     attn_cp_size moe_dp_size dwdp_size dcp_comm_backend dcp_replicate_q_proj enable_prefill_cp
     cp_strategy enable_dsa_cache_layer_split enable_cp_decode_attn_tp enable_kv_cache_sharding
     enable_dp_attention_local_control_broadcast enable_dp_lm_head enable_attn_tp_input_scattered

@@ -5,12 +5,15 @@ They answer only on a server started with KVEDIT_TESTING=1.
 
 from __future__ import annotations
 
+import json
 import os
 from array import array
+from pathlib import Path
 from typing import Any
 
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.runtime_context import get_parallel
 
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
@@ -18,6 +21,7 @@ from kvedit.options import parse_options
 from kvedit.planner import plan_spans
 from kvedit.report import TokenSplit
 from sglang_patches import guard
+from sglang_patches.audit import audit_scheduler
 from sglang_patches.runtime import Runtime
 from sglang_patches.state import RequestState
 
@@ -38,7 +42,7 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
     """{"ids", "extra_key", "options", "path"}: save the cached K and V of a prompt's served path.
 
     The file (torch.save) holds ``k`` and ``v``, one [num_cached, heads, dim] tensor per layer,
-    and the pieces of the path. Answers {"num_cached"}.
+    and the pieces of the path. Answers {"num_cached"}. Every rank writes a file of its own.
     """
     require_testing()
     cache = scheduler.tree_cache
@@ -56,9 +60,32 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
             "v": [pool.get_value_buffer(i)[slots].clone() for i in layers],
             "pieces": [(p.start, p.stop, p.span.delta_pos) for p in choice.pieces],
         },
-        command["path"],
+        rank_path(command["path"]),
     )
     return {"num_cached": choice.matched}
+
+
+def ranks(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+    """{"path"}: every rank writes what it has decided so far, as JSON, to a file of its own."""
+    require_testing()
+    cache = scheduler.tree_cache
+    decided = {
+        "skills": [{**s.view(), "last_used": s.last_used} for s in runtime.registry.all()],
+        "registry_version": runtime.registry.version,
+        "counters": runtime.metrics.to_status(),
+        "copies": runtime.copies.num_launched,
+        "hook_errors": dict(guard.errors),
+        "cached_slots": sorted(cache.all_values_flatten().tolist()),
+        "audit": audit_scheduler(scheduler),
+    }
+    Path(rank_path(command["path"])).write_text(json.dumps(decided), "utf-8")
+    return {}
+
+
+def rank_path(path: str) -> str:
+    """Rank 0 answers the request and gets the path as it was given."""
+    rank = get_parallel().tp_rank
+    return path if rank == 0 else f"{path}.rank{rank}"
 
 
 def _planned(runtime: Runtime, ids: array[int], command: dict[str, Any]) -> RequestState:

@@ -82,7 +82,7 @@ def test_no_allowance_lifts_a_refusal(name: str) -> None:
 def test_all_reasons_come_at_once() -> None:
     with pytest.raises(Unsupported) as caught:
         startup.check_server_args(
-            record(pp_size=2, disable_radix_cache=True, tp_size=2, page_size=64), allow=NOBODY
+            record(pp_size=2, disable_radix_cache=True, tp_size=3, page_size=64), allow=NOBODY
         )
     flags = [reason.split(":")[0] for reason in caught.value.reasons]
     assert flags == ["--pp-size", "--disable-radix-cache", "--page-size", "--tp-size"]
@@ -109,13 +109,18 @@ def test_untested_values_of_tested_arguments_are_refused(name: str) -> None:
     assert "got 'elsewhere'" in reason
 
 
+def test_tested_values_pass() -> None:
+    tested = record(tp_size=2, schedule_policy="lpm", attention_backend="flashinfer", page_size=16)
+    startup.check_server_args(tested, allow=NOBODY)
+
+
 def test_allow_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVEDIT_ALLOW", "tp_size, schedule_policy")
-    startup.check_server_args(record(tp_size=2, schedule_policy="lpm"))
+    startup.check_server_args(record(tp_size=4, schedule_policy="random"))
 
 
 def test_what_the_host_makes_of_a_flag_counts() -> None:
-    """A model hook may switch the cache off or choose a page; the operator's flag does not show it."""
+    """A model hook may switch the cache off or choose a page, which no flag shows."""
     resolved = record()
     declare_resolution(resolved, "a model hook", disable_radix_cache=True, page_size=64)
     flags = [reason.split(":")[0] for reason in startup.refusals(resolved, allow=NOBODY)]
