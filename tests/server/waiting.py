@@ -1,0 +1,40 @@
+"""Waiting for a state that the server reaches by itself. A limit, never a measurement."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tests.server.harness import Server
+
+LIMIT_S = 60.0
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Poll until ``condition`` holds; AssertionError after LIMIT_S seconds."""
+    deadline = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline, f"expected {what} within {LIMIT_S:.0f} s"
+        time.sleep(0.05)
+
+
+def flushed(server: Server) -> None:
+    """Empty the cache; the host refuses while anything runs, a background recompile too."""
+    until(lambda: server.status_of("POST", "/flush_cache")[0] == 200, "a flush")
+
+
+def quiet(server: Server) -> None:
+    """Wait for background recompiles, then insist that no slot is lost and no lock is left."""
+    until(lambda: num_held(server) == 0, "nothing to be running or locked")
+    assert not server.audit()
+    status = server.status()
+    assert (status["pool"]["protected"], status["queued_copies"]) == (0, 0)
+
+
+def num_held(server: Server) -> int:
+    """Slots that are neither free nor evictable, and skills that are being compiled."""
+    status = server.status()
+    pool = status["pool"]
+    compiling: int = status["skills"].get("compiling", 0)
+    held: int = pool["size"] - pool["available"] - pool["evictable"]
+    return held + compiling
