@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from kvedit.testing import ownership_problems
 
@@ -12,11 +13,15 @@ from kvedit.testing import ownership_problems
 def audit_scheduler(scheduler: Any) -> list[str]:
     """Problems with slot ownership between two scheduler steps; empty when all is well.
 
-    free        allocator's free and released pages
+    free        allocator's free and released pages; of a hybrid pool, the full pool's
     tree        values of every tree node
     request     [cache_protected_len, kv_allocated_len) of every request that holds a row
     """
     allocator = scheduler.token_to_kv_pool_allocator
+    problems = []
+    if isinstance(allocator, SWATokenToKVPoolAllocator):
+        problems = _window_problems(allocator)
+        allocator = allocator.full_attn_allocator
     page_size: int = allocator.page_size
     owners = {
         "free": _pages(_free_pages(allocator), page_size),
@@ -30,11 +35,25 @@ def audit_scheduler(scheduler: Any) -> list[str]:
         held += range(held[-1] + 1, held[-1] + 1 + end - kv.kv_allocated_len) if held else ()
         owners[f"request {req.rid}"] = held
     first = page_size  # page 0 is the host's sink
-    return ownership_problems(range(first, first + allocator.size), owners)
+    return problems + ownership_problems(range(first, first + allocator.size), owners)
+
+
+def _window_problems(allocator: SWATokenToKVPoolAllocator) -> list[str]:
+    """A window slot is free, or stands for exactly one slot of the full pool."""
+    own = allocator.swa_attn_allocator
+    mapped = allocator.full_to_swa_index_mapping
+    owners = {
+        "free": _pages(_free_pages(own), own.page_size),
+        "mapping": mapped[mapped > 0].tolist(),
+    }
+    first = own.page_size
+    problems = ownership_problems(range(first, first + own.size), owners)
+    return [f"window pool: {problem}" for problem in problems]
 
 
 def _free_pages(allocator: Any) -> torch.Tensor:
-    return torch.cat([allocator.free_pages.cpu(), allocator.release_pages.cpu()])
+    pages: torch.Tensor = allocator.get_all_free_pages()
+    return pages.cpu()
 
 
 def _pages(pages: torch.Tensor, page_size: int) -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
 from kvedit.errors import BadRequest
@@ -22,6 +23,7 @@ from kvedit.planner import plan_spans
 from kvedit.report import TokenSplit
 from sglang_patches import guard
 from sglang_patches.audit import audit_scheduler
+from sglang_patches.pools import translate
 from sglang_patches.runtime import Runtime
 from sglang_patches.state import RequestState
 
@@ -56,13 +58,19 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
     layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
     torch.save(
         {
-            "k": [pool.get_key_buffer(i)[slots].clone() for i in layers],
-            "v": [pool.get_value_buffer(i)[slots].clone() for i in layers],
+            "k": [pool.get_key_buffer(i)[_layer_slots(pool, i, slots)].clone() for i in layers],
+            "v": [pool.get_value_buffer(i)[_layer_slots(pool, i, slots)].clone() for i in layers],
             "pieces": [(p.start, p.stop, p.span.delta_pos) for p in choice.pieces],
         },
         rank_path(command["path"]),
     )
     return {"num_cached": choice.matched}
+
+
+def _layer_slots(pool: Any, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
+    """Slots of one layer's buffers; a windowed layer of a hybrid pool has its own."""
+    in_window = type(pool) is SWAKVPool and pool.layers_mapping[layer_id][1]
+    return translate(pool, "swa" if in_window else "full", slots)
 
 
 def ranks(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:

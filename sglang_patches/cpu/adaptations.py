@@ -68,6 +68,12 @@ ADAPTATIONS = (
         "a DeepSeek-V2 model answers its first prompt with --attention-backend torch_native",
     ),
     Adaptation(
+        "windowed layers of a hybrid pool on torch_native",
+        "torch_native writes their K and V to slots of the window pool and reads them at the "
+        "slots of the full one; both arms get the replacement, which translates for both",
+        "TorchNativeAttnBackend translates slots in _run_sdpa_forward_extend and _decode",
+    ),
+    Adaptation(
         "SGLANG_USE_CPU_ENGINE=1 and --device cpu",
         "SGLang does not choose its CPU platform by itself",
         "SGLang starts on a host without an accelerator with no flag",

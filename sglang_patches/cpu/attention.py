@@ -98,7 +98,7 @@ def extend(
         extend_seq_lens.tolist(),
         strict=True,
     ):
-        slot_ids = req_to_token[row, :kv_len]
+        slot_ids = pool_slots(backend, req_to_token[row, :kv_len], window)
         key = k_cache.index_select(0, slot_ids).to(query.dtype)
         value = v_cache.index_select(0, slot_ids).to(query.dtype)
         for block in query_blocks(num_new, prefix_len, causal, window):
@@ -139,11 +139,24 @@ def decode(
     requests = zip(req_pool_indices.tolist(), seq_lens.tolist(), strict=True)
     for index, (row, kv_len) in enumerate(requests):
         first_key = max(0, kv_len - 1 - window) if window >= 0 else 0
-        slot_ids = req_to_token[row, first_key:kv_len]
+        slot_ids = pool_slots(backend, req_to_token[row, first_key:kv_len], window)
         key = k_cache.index_select(0, slot_ids).to(query.dtype)
         value = v_cache.index_select(0, slot_ids).to(query.dtype)
         output[index : index + 1] = attend_one(query[index : index + 1], key, value, scaling)
     return output
+
+
+def pool_slots(backend: Any, slot_ids: torch.Tensor, window: int) -> torch.Tensor:
+    """Where a layer's rows stand for slots as the request holds them.
+
+    A model with a hybrid pool keeps the rows of windowed layers in slots of their own; the stock
+    loop writes them there and reads them at the request's. Rows outside the window read the dummy
+    slot 0, which the mask hides.
+    """
+    if window < 0 or not backend.use_sliding_window_kv_pool:
+        return slot_ids
+    own: torch.Tensor = backend.token_to_kv_pool.translate_loc_from_full_to_swa(slot_ids)
+    return own
 
 
 def attend(

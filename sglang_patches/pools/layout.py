@@ -80,6 +80,11 @@ def sub_pools(pool: Any) -> tuple[list[SubPool], list[str]]:
             "kvedit: window pool: expected one slot per token, got a ring per request "
             "(a donor's window slots are overwritten in place)"
         )
+    if pool.page_size != 1:
+        reasons.append(
+            f"kvedit: window pool page size: expected 1, got {pool.page_size} "
+            "(its allocator gives whole spans out at page size 1 only)"
+        )
     parts: tuple[tuple[Any, PoolKind], ...] = (
         (pool.full_kv_pool, "full"),
         (pool.swa_kv_pool, "swa"),

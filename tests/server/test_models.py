@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from kvedit.rope import RopeSpec, rope_specs
+from kvedit.serverproc import ServerFailed, ServerProcess
 from kvedit_kernels.contract import arithmetic_bound
 from tests.server.harness import Server, ServerConfig, ServerPool, fresh_name, random_ids
 from tests.server.test_bit_equal import assert_same
@@ -53,6 +54,7 @@ CASES = pytest.mark.parametrize(
         long("qwen3", (), 16, name="qwen3-p16"),
         long("llama3", name="llama3"),
         long("mixtral", name="mixtral"),
+        long("mellum", name="window-pool"),
     ],
 )
 
@@ -123,6 +125,21 @@ def test_relocated_keys(server: Server, case: Case, specs: list[RopeSpec], tmp_p
             values = moved["v"][layer][start:stop]
             assert same_bytes(values, still["v"][layer][start - shift : stop - shift])
     assert server.audit() == []
+
+
+@pytest.mark.long
+def test_quantised_weights_are_refused_by_the_host(
+    default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory, tmp_path: Path
+) -> None:
+    """No method loads here: each wants kernels of sgl_kernel. KV and its pool do not depend on
+    how weights are stored, so the pool level tests stand for them."""
+    model = tiny_model("qwen3", default_model_dir, tmp_path_factory.getbasetemp())
+    config = ServerConfig(model=str(model), flags=("--quantization", "fp8"))
+    log_path = tmp_path / "server.log"
+    process = ServerProcess(config.argv(model), log_path=log_path, progress=None)
+    with pytest.raises(ServerFailed), process:
+        pass
+    assert "Fp8LinearMethod on CPU requires that CPU has AMX support" in log_path.read_text()
 
 
 def dump(server: Server, ids: list[int], path: Path, **fields: Any) -> dict[str, Any]:

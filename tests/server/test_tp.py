@@ -81,7 +81,7 @@ def scenario(server: Server) -> list[Answer]:
     server.add_skill("alpha", gamma, replace=True)
     ask(heads[2] + alpha + gamma)  # the retired text is still served
     server.flush()
-    ask(heads[3] + beta, kvedit={"splice": "require"})  # waits until it is compiled again
+    ask(heads[3] + beta, kvedit={"splice": "require", "skills": ["beta"]})  # compiled again
     ask(heads[3] + gamma + beta)
     ask(heads[3] + beta, kvedit={"splice": "off"})
     return answers
@@ -134,7 +134,7 @@ def test_each_rank_relocates_its_own_heads(one: Run, two: Run, tmp_path: Path) -
         server.add_skill(fresh_name(), skill)
         server.generate(head + skill + [5, 6], kvedit={"seam": 0})
     whole = dump(one.server, head + skill + [5, 6], tmp_path / "one.pt")
-    [first] = [dump(two.server, head + skill + [5, 6], tmp_path / "two.pt")]
+    first = dump(two.server, head + skill + [5, 6], tmp_path / "two.pt")
     all_ranks_are_through(two.server)
     second = torch.load(f"{tmp_path / 'two.pt'}.rank1")
     assert whole["pieces"] == first["pieces"] == second["pieces"] == [(77, 77 + NUM_TOKENS, 77)]

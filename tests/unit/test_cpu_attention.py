@@ -18,6 +18,7 @@ from sglang.srt.layers.attention.torch_native_backend import (  # noqa: E402
 
 HEAD_DIM = 16
 BACKEND = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)
+BACKEND.use_sliding_window_kv_pool = False
 EXTEND = TorchNativeAttnBackend._run_sdpa_forward_extend
 DECODE = TorchNativeAttnBackend._run_sdpa_forward_decode
 ATOL = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
@@ -213,6 +214,46 @@ def test_what_stands_in_the_pool_is_read_there(
         lambda *args: want, BACKEND, q, k, v, Layer, Batch(lens), save_kv_cache
     )
     assert got is want
+
+
+class WindowPool:
+    """Rows of windowed layers stand in slots of their own."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.own = torch.randperm(num_slots, generator=torch.Generator().manual_seed(5))
+
+    def translate_loc_from_full_to_swa(self, slot_ids: torch.Tensor) -> torch.Tensor:
+        return self.own[slot_ids.long()]
+
+
+@pytest.mark.parametrize("method", ["extend", "decode"])
+def test_windowed_layers_of_a_hybrid_pool_are_read_at_their_own_slots(method: str) -> None:
+    lens = [(40, 1), (7, 1)]
+    args = batch_of(lens, 4, 2, torch.float32)
+    num_slots = args[2].shape[0]
+    backend = TorchNativeAttnBackend.__new__(TorchNativeAttnBackend)
+    backend.use_sliding_window_kv_pool = True
+    backend.token_to_kv_pool = pool = WindowPool(num_slots)
+    moved = list(args)
+    for at in (2, 3):  # the same rows, stored where the window pool holds them
+        moved[at] = torch.empty_like(args[at])
+        moved[at][pool.own] = args[at]
+    call = getattr(attention, method)
+    rest = slice(None) if method == "extend" else slice(0, 7)
+    options = {"enable_gqa": True, "causal": method == "extend", "sliding_window_size": 11}
+
+    def run(backend: Any, given: list[torch.Tensor]) -> torch.Tensor:
+        given = [*given]
+        given[1] = torch.full_like(given[1], float("nan"))
+        return call(never, backend, *given[rest], **options)
+
+    want = run(BACKEND, args)
+    assert torch.equal(run(backend, moved), want)
+    assert not torch.equal(run(BACKEND, moved), want)  # control: untranslated slots are seen
+    full = {**options, "sliding_window_size": None}
+    assert torch.equal(
+        call(never, backend, *args[rest], **full), call(never, BACKEND, *args[rest], **full)
+    )
 
 
 def never(*args: Any, **kwargs: Any) -> torch.Tensor:

@@ -159,11 +159,11 @@ def test_a_sparse_index_inside_an_mla_pool_is_refused() -> None:
     assert "index keys carry rope" in pool_reasons(sparse)[0]
 
 
-def test_a_window_ring_is_refused() -> None:
-    ring = SWAKVPool(
+def window_pool(page_size: int) -> SWAKVPool:
+    return SWAKVPool(
         size=32,
         size_swa=16,
-        page_size=1,
+        page_size=page_size,
         dtype=torch.float32,
         head_num=2,
         head_dim=HEAD_DIM,
@@ -171,8 +171,17 @@ def test_a_window_ring_is_refused() -> None:
         full_attention_layer_ids=[1],
         device="cpu",
     )
+
+
+def test_a_window_ring_is_refused() -> None:
+    ring = window_pool(page_size=1)
     ring.swa_req_ring_size = 8
     assert "ring per request" in pool_reasons(ring)[0]
+
+
+def test_a_window_pool_with_pages_is_refused() -> None:
+    [reason] = pool_reasons(window_pool(page_size=16))
+    assert reason.startswith("kvedit: window pool page size: expected 1, got 16 ")
 
 
 def test_a_pool_of_another_model_is_refused() -> None:
