@@ -3,7 +3,9 @@
 Rules that keep the host's budget right:
 R1  A chunk cut at a forced boundary reserves the rest of its request in the pass's budget. The
     host's own truncated chunk is always the last one admitted in a pass; a forced one is not.
-R2  One chunked request at a time: a request that would need a second one waits.
+R2  One chunked request at a time: a request that would need a second one waits, whether we cut
+    it or the host does. A forced chunk leaves budget in its pass, so the host could cut a later
+    request (with a plan or without) to what is left, and forget the first one.
 """
 
 from __future__ import annotations
@@ -52,19 +54,13 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             admission = super()._select_prefill_admission(
                 req, host_hit_length=host_hit_length, has_chunked_req=has_chunked_req, **kwargs
             )
-            if state is None or isinstance(admission, AddReqResult):
+            if isinstance(admission, AddReqResult):
                 return admission
-            boundary_at = next_start(state.pieces, admission.prefix_len)
-            if boundary_at is None or boundary_at >= admission.prefix_len + admission.extend_len:
-                return admission
-            if has_chunked_req or self.new_chunked_req is not None:
+            if state is not None:
+                admission = _cut_at_boundary(state, admission)
+            if admission.is_chunked and (has_chunked_req or self.new_chunked_req is not None):
                 return AddReqResult.OTHER  # R2
-            return dataclasses.replace(
-                admission,
-                extend_len=boundary_at - admission.prefix_len,
-                max_new_tokens=0,
-                is_chunked=True,
-            )
+            return admission
 
         def _commit_prefill_admission(
             self, req: Any, admission: Any, mamba_gap_reserve: int
@@ -109,6 +105,19 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             self.chunked_req_limit = limit
 
     return PlannedAdder
+
+
+def _cut_at_boundary(state: RequestState, admission: Any) -> Any:
+    """The admission as far as the next composed run, which is spliced at the chunk's end."""
+    boundary_at = next_start(state.pieces, admission.prefix_len)
+    if boundary_at is None or boundary_at >= admission.prefix_len + admission.extend_len:
+        return admission
+    return dataclasses.replace(
+        admission,
+        extend_len=boundary_at - admission.prefix_len,
+        max_new_tokens=0,
+        is_chunked=True,
+    )
 
 
 def _give_up_unrealised(state: RequestState, position: int) -> None:

@@ -15,12 +15,14 @@ from kvedit.namespace import namespace_tag
 from kvedit.options import Options, parse_options
 from kvedit.planner import plan_spans
 from kvedit.report import TokenSplit
+from kvedit.skills import State
 from kvedit.spans import Plan, Refusal
 from sglang_patches.cache import KvEditCache
 from sglang_patches.guard import boundary, trip
 from sglang_patches.runtime import Runtime
 from sglang_patches.state import RequestState
 
+RECOVERABLE = (State.EVICTED.value, State.COMPILING.value)
 REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
 
 
@@ -42,7 +44,7 @@ def _forget(runtime: Runtime, req: Any) -> None:
     req.customized_info = None
     reason = "internal error, see the server's log"
     if runtime.compile_failed(req.rid, reason) is not None:
-        req.set_finish_with_abort(f"kvedit: compile: {reason}")
+        req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
@@ -65,6 +67,7 @@ def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
     if options.splice == "require":
         unmet = _unmet_reasons(cache, req, state)
         if unmet:
+            req.customized_info["kvedit"] = [state.report()]
             _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(unmet))
 
 
@@ -153,9 +156,10 @@ def _blockers(req: Any, recv_req: Any) -> list[str]:
 
 def _unmet_reasons(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
     """Why ``require`` cannot be met as things stand: every token of the named skills behind
-    the seam must be exact, composed or derived."""
-    refusals = [*state.plan.refused, *cache.preview(req, state)]
-    return [_spelled(refusal) for refusal in refusals]
+    the seam must be exact, composed or derived. Notes the segments that a compile would help."""
+    lost = cache.preview(req, state)
+    state.evicted |= {segment for segment, r in lost if r.reason in RECOVERABLE}
+    return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
 
 
 def _spelled(refusal: Refusal) -> str:
