@@ -6,10 +6,12 @@ from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from kvedit.matcher import Match
+from kvedit.matcher import ANCHOR_TOKENS, Match
 from kvedit.options import Options
 from kvedit.skills import Registry, Segment, State
 from kvedit.spans import Plan, Refusal, Span
+
+MAX_OLDER_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,10 @@ def plan_spans(
     live = {s.number for s in visible if s.state is not State.RETIRED}
     layer = _Layer(ids, registry, namespace, options, limits, tail_text)
     spans, refused = layer.lay(live)
+    everything = {s.number for s in visible}
     history: list[Span] = []
     if len(live) < len(visible):
-        history, _ = layer.lay({s.number for s in visible})
+        history, _ = layer.lay(everything)
     named = _unknown_names(registry, namespace, options)
     named += _not_found(options, spans, [*refused, *named])
     return Plan(
@@ -53,6 +56,7 @@ def plan_spans(
         registry_version=registry.version,
         spans=tuple(spans),
         history=tuple(history) if history != spans else (),
+        older=tuple(tuple(spans) for spans in layer.without_newcomers(everything)),
         refused=tuple(refused + named),
     )
 
@@ -71,8 +75,7 @@ class _Layer:
     def lay(self, numbers: Collection[int]) -> tuple[list[Span], list[Refusal]]:
         spans: list[Span] = []
         refused: list[Refusal] = []
-        matches = self.registry.matcher.find(self.ids, self.namespace, self.tail_text, numbers)
-        for match in matches if numbers else ():
+        for match in self._find(0, len(self.ids), numbers):
             skill = self.registry.by_number(match.number)
             if skill is None:
                 continue
@@ -85,6 +88,36 @@ class _Layer:
             else:
                 spans.append(span)
         return spans, refused
+
+    def without_newcomers(self, numbers: Collection[int]) -> list[list[Span]]:
+        """The spans as they lay before a segment was registered that overlaps an older one.
+
+        A conversation that began under the older one finds its path by these. Costs a second
+        look at the matched parts of the prompt; a third one only where there is an overlap.
+        """
+        layers: list[list[Span]] = []
+        matches = self._find(0, len(self.ids), numbers)
+        for match in sorted(matches, key=lambda m: m.number, reverse=True):
+            older = {number for number in numbers if number < match.number}
+            stop = match.prompt_start + match.num_tokens + ANCHOR_TOKENS - 1
+            if self._find(match.prompt_start, stop, older):
+                spans, _ = self.lay(older)
+                if spans and spans not in layers:
+                    layers.append(spans)
+            if len(layers) == MAX_OLDER_LAYERS:
+                break
+        return layers
+
+    def _find(self, start: int, stop: int, numbers: Collection[int]) -> list[Match]:
+        """Matches of ``numbers`` in prompt tokens [start, stop), as positions behind ``start``."""
+        if not numbers:
+            return []
+        return self.registry.matcher.find(
+            self.ids[start:stop],
+            self.namespace,
+            lambda a, b: self.tail_text(start + a, start + b),
+            numbers,
+        )
 
 
 def _wanted(segment: Segment, options: Options) -> bool:

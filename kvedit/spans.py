@@ -77,17 +77,19 @@ class Plan:
 
     history: the same with retired skills recognised too, when that differs from ``spans``. It
     lets a running conversation find its cached path after its skill was replaced or deleted.
+    older: the spans without segments that came later and overlap older ones, for the same reason.
     """
 
     num_tokens: int
     registry_version: int
     spans: tuple[Span, ...] = ()
     history: tuple[Span, ...] = ()
+    older: tuple[tuple[Span, ...], ...] = ()
     refused: tuple[Refusal, ...] = ()
 
     @property
     def alternatives(self) -> tuple[tuple[Span, ...], ...]:
-        return tuple(spans for spans in (self.spans, self.history) if spans)
+        return tuple(spans for spans in (self.spans, self.history, *self.older) if spans)
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,26 @@ def test_a_replaced_skill_leaves_both_layers():
     assert [(s.segment, s.stop) for s in made.history] == [(1, 50)]
 
 
+def test_the_spans_from_before_an_overlapping_newcomer_stay_an_alternative():
+    skill = text(1, 40)
+    registry = registry_of(skill)
+    prompt = HEAD + skill + TAIL
+    before = plan(registry, prompt)
+    assert before.older == ()
+    declare(registry, "longer", HEAD[4:] + skill + TAIL[:2])
+    after = plan(registry, prompt)
+    assert [s.segment for s in after.spans] == [2]
+    assert after.older == (before.spans,)
+    declare(registry, "part", skill[10:30])
+    assert plan(registry, prompt).older == (before.spans,), "it is inside, and comes to nothing"
+
+
+def test_a_newcomer_elsewhere_adds_no_alternative():
+    first, second = text(1, 40), text(2, 40)
+    registry = registry_of(first, second)
+    assert plan(registry, HEAD + first + second + TAIL).older == ()
+
+
 def test_another_namespaces_skill_is_invisible():
     skill = text(1, 40)
     registry = registry_of(skill, namespace="ns:other")
@@ -209,21 +229,20 @@ parts = st.lists(
 def test_spans_lie_where_they_may(chosen, page, seam, least):
     prompt = sum(chosen, array("q")) + array("q", [5])
     registry = registry_of(*BLOCKS)
-    made = plan(
-        registry, prompt, page_size=page, default_seam=seam, min_span_tokens=least
-    )
+    made = plan(registry, prompt, page_size=page, default_seam=seam, min_span_tokens=least)
     end = 0
     for s in made.spans:
         segment = registry.by_number(s.segment).segment
         assert end <= s.match_start <= s.start and s.start >= end
         assert s.start % page == 0 and s.stop % page == 0
         assert s.stop - s.start >= least and s.stop <= len(prompt) - 1
-        assert prompt[s.match_start : s.stop] == segment.token_ids[
-            s.match_start - s.base : s.stop - s.base
-        ], "a span supplies exactly the prompt's tokens"
+        assert (
+            prompt[s.match_start : s.stop]
+            == segment.token_ids[s.match_start - s.base : s.stop - s.base]
+        ), "a span supplies exactly the prompt's tokens"
         low, high = s.donor_interval(s.start, s.stop)
         whole_pages = segment.num_tokens // page * page
-        assert 0 <= low and high <= whole_pages, "the donor's tree holds what the span asks for"
+        assert low >= 0 and high <= whole_pages, "the donor's tree holds what the span asks for"
         end = s.stop
     again = plan(registry, prompt, page_size=page, default_seam=seam, min_span_tokens=least)
     assert made == again
