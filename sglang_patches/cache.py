@@ -89,10 +89,10 @@ class KvEditCache(UnifiedRadixCache):
     def _known(self, span: Span) -> bool:
         return self.runtime.registry.by_number(span.segment) is not None
 
-    def preview(self, req: Any, state: RequestState) -> list[Refusal]:
-        """What the request could not compose if it were admitted now."""
+    def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
+        """(segment, why) of what the request could not compose if it were admitted now."""
         key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        return [self._refusal(span) for span in self.choose(key, state).lost]
+        return [(span.segment, self._refusal(span)) for span in self.choose(key, state).lost]
 
     def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:
         """Match without a request: nothing but recency changes."""

@@ -9,7 +9,6 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
-from kvedit.namespace import namespace_tag
 from kvedit.options import parse_options
 from sglang_patches.http import compiling
 from sglang_patches.http.reports import Refused
@@ -61,11 +60,8 @@ async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
     if not obj.is_single:
         service.recompiler.start(refusal.evicted)
         return False
-    custom = (obj.sampling_params or {}).get("custom_params") or {}
-    names = parse_options(custom.get(KEY)).skills or ()
-    namespace = namespace_tag(obj.cache_salt, obj.extra_key, None)
-    missing = {*refusal.evicted, *await service.missing(names, namespace)}
-    return await service.recompiler.ready(missing, timeout_s=service.config.compile_wait_s)
+    wait_s = service.config.compile_wait_s
+    return await service.recompiler.ready(refusal.evicted, timeout_s=wait_s)
 
 
 def check_prompt(input_ids: Any, vocab_size: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -14,7 +13,6 @@ from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.quota import QuotaBook
-from kvedit.skills import State
 from sglang_patches import guard
 from sglang_patches.http import compiling, rpc, tokens
 from sglang_patches.http.auth import Caller
@@ -114,19 +112,6 @@ class SkillService:
     def request_report(self, request_id: str, caller: Caller) -> dict[str, Any]:
         """What a finished or streaming request of the caller's namespace took from the cache."""
         return self.reports.get(request_id, caller.namespace)
-
-    async def missing(self, names: Iterable[str], namespace: str) -> list[int]:
-        """Segments of the named skills whose KV is being made, or was dropped and can be."""
-        numbers = []
-        for name in names:
-            command = {"op": "show", "ns": namespace, "name": name}
-            try:
-                view = (await rpc.call(self._manager, command))["skill"]
-            except NotFound:
-                continue  # the refusal names it already
-            if view["state"] in (State.EVICTED.value, State.COMPILING.value):
-                numbers.append(view["segment"])
-        return numbers
 
     async def testing(self, body: Any, caller: Caller) -> dict[str, Any]:
         """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV

@@ -13,7 +13,6 @@ from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kvedit.errors import BadRequest
-from kvedit.namespace import namespace_tag
 from sglang_patches.http import compiling, intake, service
 from sglang_patches.http.reports import Refused
 
@@ -176,37 +175,31 @@ REQUIRE = {"custom_params": {"kvedit": {"splice": "require", "skills": ["policy"
 
 @pytest.fixture
 def service_with(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """service_with(is_ready, missing): recompiles end so; the scheduler calls these missing."""
+    """service_with(is_ready): every recompile ends so."""
 
-    def build(is_ready: bool, missing: tuple[int, ...] = ()) -> Recompiles:
-        async def find(names: Any, namespace: str) -> list[int]:
-            assert (tuple(names), namespace) == (("policy",), namespace_tag("me", None, None))
-            return list(missing)
-
+    def build(is_ready: bool) -> Recompiles:
         recompiles = Recompiles(is_ready)
-        config = SimpleNamespace(compile_wait_s=10.0)
-        fake = SimpleNamespace(recompiler=recompiles, config=config, missing=find)
+        fake = SimpleNamespace(recompiler=recompiles, config=SimpleNamespace(compile_wait_s=10.0))
         monkeypatch.setattr(intake, "service_of", lambda _: fake)
         return recompiles
 
     return build
 
 
-@pytest.mark.parametrize("evicted", [(3,), ()])  # told by the refusal, or asked for
-def test_require_tries_again_once_the_skill_is_back(service_with: Any, evicted: Any) -> None:
-    recompiles = service_with(True, () if evicted else (3,))
-    host = Host([Refused("kvedit: policy: evicted", 400, evicted)])
+def test_require_tries_again_once_the_skill_is_back(service_with: Any) -> None:
+    recompiles = service_with(True)
+    host = Host([Refused("kvedit: policy: evicted", 400, (3,))])
     outputs = send(host, text="hi", cache_salt="me", sampling_params=REQUIRE)
     assert outputs == ["first", "second"] and recompiles.waited == [((3,), 10.0)]
 
 
-@pytest.mark.parametrize(("is_ready", "missing"), [(False, (3,)), (True, ())])
+@pytest.mark.parametrize(("is_ready", "evicted"), [(False, (3,)), (True, ())])
 def test_require_is_refused_when_the_wait_ends_or_would_not_help(
-    service_with: Any, is_ready: bool, missing: Any
+    service_with: Any, is_ready: bool, evicted: tuple[int, ...]
 ) -> None:
-    service_with(is_ready, missing)
-    host = Host([Refused("kvedit: policy: evicted", 400, ())])
-    with pytest.raises(Refused, match="evicted"):
+    service_with(is_ready)
+    host = Host([Refused("kvedit: policy: no", 400, evicted)])
+    with pytest.raises(Refused, match="no"):
         send(host, text="hi", cache_salt="me", sampling_params=REQUIRE)
     assert len(host.seen) == 1
 

@@ -94,19 +94,3 @@ def test_a_skill_that_is_gone_is_not_ready_and_no_failure(manager: Any, clock: C
         assert not await recompiler.ready([], timeout_s=5)
 
     asyncio.run(scenario())
-
-
-def test_missing_names_what_a_wait_can_bring_back(manager: Any) -> None:
-    async def scenario() -> None:
-        service = SkillService(manager, Config())
-        caller = Caller(admin=True)
-        for name in ("gone", "here", "deleted"):
-            await service.register({"name": name, "text": name}, caller)
-        await service.remove("deleted", caller)
-        manager.registry.evicted(1)
-        names = ("gone", "here", "deleted", "unknown")
-        assert await service.missing(names, caller.namespace) == [1]
-        manager.registry.recompile(1, "in flight")
-        assert await service.missing(names, caller.namespace) == [1]
-
-    asyncio.run(scenario())
