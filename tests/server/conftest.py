@@ -7,7 +7,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.server.harness import BASE, Server, ServerPool
+from tests.server.harness import BASE, Server, ServerConfig, ServerPool
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of one server configuration run together, since a start takes longer than most."""
+    ours = [item for item in items if HERE in item.path.parents]
+    configs = list(dict.fromkeys([BASE, *map(config_of, ours)]))
+    ours.sort(key=lambda item: configs.index(config_of(item)))
+    items[:] = [item for item in items if HERE not in item.path.parents] + ours
+
+
+def config_of(item: pytest.Item) -> ServerConfig:
+    """A test's ``config`` parameter, else its module's CONFIG, else the base configuration."""
+    parameters = item.callspec.params if hasattr(item, "callspec") else {}
+    config = parameters.get("config")
+    if isinstance(config, ServerConfig):
+        return config
+    module = item.getparent(pytest.Module)
+    found = vars(module.obj).get("CONFIG", BASE) if isinstance(module, pytest.Module) else BASE
+    return found if isinstance(found, ServerConfig) else BASE
 
 
 @pytest.fixture(scope="session")

@@ -26,13 +26,14 @@ from tests.server.harness import (
 from tests.server.texts import english
 
 pytestmark = pytest.mark.real_server
+CONFIG = RIGHTS
 
 KVEDIT = Path(sys.executable).with_name("kvedit")
 
 
 @pytest.fixture(scope="module")
 def server(servers: ServerPool) -> Server:
-    return servers.get(RIGHTS)
+    return servers.get(CONFIG)
 
 
 @pytest.fixture

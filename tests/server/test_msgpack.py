@@ -11,11 +11,12 @@ import pytest
 from tests.server.harness import RIGHTS, Server, ServerPool, fresh_name, random_ids
 
 pytestmark = pytest.mark.real_server
+CONFIG = RIGHTS
 
 
 @pytest.fixture(scope="module")
 def server(servers: ServerPool) -> Server:
-    return servers.get(RIGHTS)
+    return servers.get(CONFIG)
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from tests.server.harness import (
 )
 
 pytestmark = pytest.mark.real_server
+CONFIG = RIGHTS
 
 IDS = random_ids("rights", 24)
 KEYS = {
@@ -60,7 +61,7 @@ TABLE: list[tuple[str, str, dict[str, Any] | None, int, int]] = [
 
 @pytest.fixture(scope="module")
 def server(servers: ServerPool) -> Server:
-    return servers.get(RIGHTS)
+    return servers.get(CONFIG)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -233,3 +234,12 @@ def test_other_imitations_are_ordinary_requests(server: Server, fields: dict[str
 def names(server: Server) -> list[tuple[str, str]]:
     views = server.call("GET", "/kvedit/skills?all=1")["skills"]
     return [(view["name"], view["state"]) for view in views]
+
+
+def test_without_keys_only_this_host_administrates(base: Server) -> None:
+    assert base.status_of("GET", "/kvedit/tree")[0] == 200
+    for header in ("x-forwarded-for", "origin", "via"):
+        headers = {header: "10.0.0.9"}
+        status, message = base.status_of("GET", "/kvedit/tree", headers=headers)
+        assert status == 403 and "--kvedit-open" in message
+        assert base.status_of("GET", "/kvedit/skills", headers=headers)[0] == 200

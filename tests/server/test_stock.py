@@ -7,11 +7,12 @@ import pytest
 from tests.server.harness import STOCK, Server, ServerPool, random_ids
 
 pytestmark = pytest.mark.real_server
+CONFIG = STOCK
 
 
 @pytest.fixture(scope="module")
 def server(servers: ServerPool) -> Server:
-    return servers.get(STOCK)
+    return servers.get(CONFIG)
 
 
 def test_answers_carry_no_report(server: Server) -> None:
