@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvedit.matcher import ANCHOR_TOKENS, Match
 from kvedit.options import Options
@@ -71,6 +71,7 @@ class _Layer:
     options: Options
     limits: PlanLimits
     tail_text: Callable[[int, int], str]
+    _found: dict[tuple[int, int, frozenset[int]], list[Match]] = field(default_factory=dict)
 
     def lay(self, numbers: Collection[int]) -> tuple[list[Span], list[Refusal]]:
         spans: list[Span] = []
@@ -112,12 +113,15 @@ class _Layer:
         """Matches of ``numbers`` in prompt tokens [start, stop), as positions behind ``start``."""
         if not numbers:
             return []
-        return self.registry.matcher.find(
-            self.ids[start:stop],
-            self.namespace,
-            lambda a, b: self.tail_text(start + a, start + b),
-            numbers,
-        )
+        asked = start, stop, frozenset(numbers)
+        if asked not in self._found:  # the layers of one plan ask the same again
+            self._found[asked] = self.registry.matcher.find(
+                self.ids[start:stop],
+                self.namespace,
+                lambda a, b: self.tail_text(start + a, start + b),
+                numbers,
+            )
+        return self._found[asked]
 
 
 def _wanted(segment: Segment, options: Options) -> bool:
