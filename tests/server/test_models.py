@@ -43,37 +43,41 @@ def long(*args: Any, name: str) -> Any:
 
 
 E4M3, E5M2 = ("--kv-cache-dtype", "fp8_e4m3"), ("--kv-cache-dtype", "fp8_e5m2")
-CASES = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(Case("gemma3"), id="gemma3"),
-        pytest.param(Case("llama3", E4M3), id="llama3-e4m3"),
-        pytest.param(Case("deepseek_v2", page_size=16), id="mla-yarn-p16"),
-        pytest.param(Case("qwen3_moe"), id="qwen3-moe"),
-        long("qwen3", E5M2, name="qwen3-e5m2"),
-        long("qwen3", (), 16, name="qwen3-p16"),
-        long("llama3", name="llama3"),
-        long("mixtral", name="mixtral"),
-        long("mellum", name="window-pool"),
-    ],
-)
+CASES = [
+    pytest.param(Case("gemma3"), id="gemma3"),
+    pytest.param(Case("llama3", E4M3), id="llama3-e4m3"),
+    pytest.param(Case("deepseek_v2", page_size=16), id="mla-yarn-p16"),
+    pytest.param(Case("qwen3_moe"), id="qwen3-moe"),
+    long("mellum", name="window-pool"),
+    long("qwen3", E5M2, name="qwen3-e5m2"),
+    long("qwen3", (), 16, name="qwen3-p16"),
+    long("llama3", name="llama3"),
+    long("mixtral", name="mixtral"),
+]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest) -> Case:
+    """Of module scope, so that all tests of one server run together."""
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
 def model_dir(
     case: Case, default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     return tiny_model(case.family, default_model_dir, tmp_path_factory.getbasetemp())
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(servers: ServerPool, case: Case, model_dir: Path) -> Server:
     return servers.get(
         ServerConfig(model=str(model_dir), flags=case.flags, page_size=case.page_size)
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def specs(model_dir: Path) -> list[RopeSpec]:
     config = json.loads((model_dir / "config.json").read_text("utf-8"))
     found = [s for s in rope_specs(config, num_layers=NUM_LAYERS, context_len=CONTEXT) if s]
@@ -81,7 +85,6 @@ def specs(model_dir: Path) -> list[RopeSpec]:
     return found
 
 
-@CASES
 def test_splice_at_its_own_position_equals_exact_reuse(server: Server, case: Case) -> None:
     """Bit for bit: the spliced keys and values are those of an ordinary prefill."""
     skill = random_ids(("m-s", case), NUM_TOKENS)
@@ -96,7 +99,6 @@ def test_splice_at_its_own_position_equals_exact_reuse(server: Server, case: Cas
     assert_same(spliced, exact)
 
 
-@CASES
 def test_relocated_keys(server: Server, case: Case, specs: list[RopeSpec], tmp_path: Path) -> None:
     skill = random_ids(("m-k", case), NUM_TOKENS)
     server.add_skill(fresh_name(), skill)
@@ -155,9 +157,9 @@ def expect_rotated(
 ) -> None:
     """Every element is the donor's, turned by ``shift`` and rounded once; in all layers."""
     assert (outside(spec, given, got, shift) == 0).all(), name
-    # The control: one position further, and not at all, most elements are outside.
+    # The control: one position further, or not turned at all, and every token is outside.
     for wrong in (shift + 1, 0):
-        assert outside(spec, given, got, wrong).double().mean() > 0.5, name
+        assert outside(spec, given, got, wrong).flatten(1).any(dim=1).all(), name
     latent = given.shape[-1] - spec.head_dim
     assert same_bytes(given[..., :latent], got[..., :latent]), name
 
