@@ -66,12 +66,19 @@ def _collect_donors(
             continue
         donor = find_donor(cache, piece, first, last)
         if donor is None:
-            cache.runtime.donor_lost(piece.span.segment)
-            state.evicted.add(piece.span.segment)
-            _refuse(cache, state, piece, start, "evicted")
+            _refuse(cache, state, piece, start, _lost(cache, state, piece.span.segment))
             return False
         donors.append(donor)
     return True
+
+
+def _lost(cache: KvEditCache, state: RequestState, segment: int) -> str:
+    """Why a donor is not there: its skill was purged since the match, or its KV was evicted."""
+    if cache.runtime.registry.by_number(segment) is None:
+        return "retired"
+    cache.runtime.donor_lost(segment)
+    state.evicted.add(segment)
+    return "evicted"
 
 
 def _hand_over(
