@@ -131,7 +131,7 @@ def test_of_racing_registrations_of_other_contents_one_wins(server: Server) -> N
 
 def test_a_client_that_leaves_does_not_end_the_compile(server: Server) -> None:
     name = fresh_name()
-    body = json.dumps({"name": name, "input_ids": random_ids(name, 3_000)})
+    body = json.dumps({"name": name, "input_ids": random_ids(name, 1_500)})
     parts = urlsplit(server.url)
     connection = http.client.HTTPConnection(str(parts.hostname), parts.port)
     connection.request("POST", "/kvedit/skills", body)
@@ -142,11 +142,11 @@ def test_a_client_that_leaves_does_not_end_the_compile(server: Server) -> None:
 
 def test_a_skill_removed_while_it_compiles_stays_removed(server: Server) -> None:
     name = fresh_name()
-    body = {"name": name, "input_ids": random_ids(name, 4_500)}
+    body = {"name": name, "input_ids": random_ids(name, 2_500)}
     with ThreadPoolExecutor(1) as pool:
         registration = pool.submit(server.status_of, "POST", "/kvedit/skills", body)
         path = f"/kvedit/skills/{name}"
-        # Asked without a pause: it arrives with the compile, which takes many forwards.
+        # Asked without a pause: it arrives with the compile, which takes two forwards.
         while server.status_of("DELETE", path + "?purge=1")[0] != 200:
             assert not registration.done()
         status, message = registration.result()
