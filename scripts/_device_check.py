@@ -23,6 +23,9 @@ from kvedit_kernels.flashinfer_check import (
 from kvedit_kernels.relocate_triton import copy_slots_triton, relocate_triton
 from kvedit_kernels.testing import Case, build, draw_plan, snapshot
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from _device_server import server_checks
+
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 MLA = {"num_heads": 1, "head_dim": 576, "v_head_dim": 0, "rot_offset": 512, "is_neox": False}
@@ -95,6 +98,7 @@ def main(arguments: list[str]) -> int:
         "bandwidth": bandwidth,
         "sweep": sweep,
         "prefill_against_splice": prefill_against_splice,
+        "server": server,
     }
     report: dict[str, object] = {"machine": machine_name(scale), "dry_run": options.dry_run}
     for name, step in steps.items():
@@ -164,6 +168,14 @@ def flashinfer_checks(scale: Scale) -> Rows:
     passed = error <= PREFILL_TOLERANCE
     rows.append({"check": f"paged prefill {case}", "result": error, "passed": passed})
     return rows
+
+
+def server(scale: Scale) -> Rows:
+    """Where SGLang is installed: a real server, splice against exact reuse."""
+    if importlib.util.find_spec("sglang") is None:
+        return [{"check": "server", "result": "SGLang is not installed: not compared"}]
+    log_path = Path("out/device_check-server.log")
+    return server_checks(on_gpu=scale.device == "cuda", log_path=log_path)
 
 
 def bandwidth(scale: Scale) -> Rows:
