@@ -7,6 +7,7 @@ Skill ready / evicted / retired / unpinned, splice realised / refused. The socke
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +23,9 @@ class EventPublisher:
 
     def __init__(self, run_dir: Path) -> None:
         run_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._dir = Path(tempfile.mkdtemp(prefix="events-", dir=run_dir))  # mode 0700
+        _prune(run_dir)
+        # mkdtemp makes the directory with mode 0700
+        self._dir = Path(tempfile.mkdtemp(prefix=f"events-{os.getpid()}-", dir=run_dir))
         path = self._dir / "pub"
         self.address = f"ipc://{path}"
         self._socket = zmq.Context.instance().socket(zmq.PUB)
@@ -34,3 +37,11 @@ class EventPublisher:
     def publish(self, kind: str, **fields: object) -> None:
         frame = orjson.dumps({"event": kind, "time": time.time(), **fields})
         self._socket.send_multipart([TOPIC, frame], flags=zmq.NOBLOCK)
+
+
+def _prune(run_dir: Path) -> None:
+    """Remove what ended servers left: a scheduler is killed, so it cannot clean up itself."""
+    for folder in run_dir.glob("events-*-*"):
+        pid = folder.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)  # another server may be first
