@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 from tests.server.harness import Server
 
@@ -18,6 +19,18 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def fresh_status(server: Server) -> dict[str, Any]:
+    """The status of now: a busy server answers with the last one it knows, marked as such."""
+    seen: list[dict[str, Any]] = []
+
+    def is_fresh() -> bool:
+        seen.append(server.status())
+        return "stale" not in seen[-1]
+
+    until(is_fresh, "an answer of the scheduler")
+    return seen[-1]
+
+
 def flushed(server: Server) -> None:
     """Empty the cache; the host refuses while anything runs, a background recompile too."""
     until(lambda: server.status_of("POST", "/flush_cache")[0] == 200, "a flush")
@@ -27,13 +40,13 @@ def quiet(server: Server) -> None:
     """Wait for background recompiles, then insist that no slot is lost and no lock is left."""
     until(lambda: num_held(server) == 0, "nothing to be running or locked")
     assert not server.audit()
-    status = server.status()
+    status = fresh_status(server)
     assert (status["pool"]["protected"], status["queued_copies"]) == (0, 0)
 
 
 def num_held(server: Server) -> int:
     """Slots that are neither free nor evictable, and skills that are being compiled."""
-    status = server.status()
+    status = fresh_status(server)
     pool = status["pool"]
     compiling: int = status["skills"].get("compiling", 0)
     held: int = pool["size"] - pool["available"] - pool["evictable"]
