@@ -23,7 +23,6 @@ from kvedit.planner import plan_spans
 from kvedit.report import TokenSplit
 from sglang_patches import guard
 from sglang_patches.audit import audit_scheduler
-from sglang_patches.pools import translate
 from sglang_patches.runtime import Runtime
 from sglang_patches.state import RequestState
 
@@ -68,9 +67,12 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
 
 
 def _layer_slots(pool: Any, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
-    """Slots of one layer's buffers; a windowed layer of a hybrid pool has its own."""
-    in_window = type(pool) is SWAKVPool and pool.layers_mapping[layer_id][1]
-    return translate(pool, "swa" if in_window else "full", slots)
+    """Slots of one layer's buffers; a windowed layer of a hybrid pool has its own, and the dummy
+    slot 0 for tokens that have left the window."""
+    if type(pool) is not SWAKVPool or not pool.layers_mapping[layer_id][1]:
+        return slots
+    own: torch.Tensor = pool.translate_loc_from_full_to_swa(slots.long()).long()
+    return own
 
 
 def ranks(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
