@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 
 from kvedit.modelstore import default_model_dir as find_default_model
+from sglang_patches import cpu
+
+cpu.prepare()  # before any test module imports sglang, on a host without a GPU
 
 
 @pytest.fixture(scope="session")

@@ -21,14 +21,16 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 def fresh_status(server: Server) -> dict[str, Any]:
     """The status of now: a busy server answers with the last one it knows, marked as such."""
-    seen: list[dict[str, Any]] = []
+    seen: list[Any] = []
 
     def is_fresh() -> bool:
-        seen.append(server.status())
-        return "stale" not in seen[-1]
+        code, answer = server.status_of("GET", "/kvedit/status")
+        seen.append(answer)
+        return code == 200 and "stale" not in answer
 
     until(is_fresh, "an answer of the scheduler")
-    return seen[-1]
+    status: dict[str, Any] = seen[-1]
+    return status
 
 
 def flushed(server: Server) -> None:

@@ -93,9 +93,7 @@ def test_discard_forgets_the_locks_of_an_emptied_tree(setup):
 def test_a_launch_keeps_its_tensors_alive_while_the_stream_may_read_them(setup, monkeypatch):
     """Several launches may be on their way before the first one has run."""
     plans = []
-    monkeypatch.setattr(
-        copies_module, "relocate", lambda group, plan: plans.append(id(plan.src))
-    )
+    monkeypatch.setattr(copies_module, "relocate", lambda group, plan: plans.append(id(plan.src)))
     for _ in range(3):
         setup.put_everything()
         setup.queue.launch()
@@ -105,9 +103,7 @@ def test_a_launch_keeps_its_tensors_alive_while_the_stream_may_read_them(setup, 
 
 def test_the_same_shifts_share_one_table(setup, monkeypatch):
     tables = []
-    monkeypatch.setattr(
-        copies_module, "relocate", lambda group, plan: tables.append(plan.cos_sin)
-    )
+    monkeypatch.setattr(copies_module, "relocate", lambda group, plan: tables.append(plan.cos_sin))
     for _ in range(2):
         setup.put_everything()
         setup.queue.launch()

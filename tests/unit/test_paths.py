@@ -44,9 +44,7 @@ def stored(spans, length):
 
 
 def choose(tree, alternatives, composable=lambda span: True):
-    return choose_path(
-        alternatives, num_tokens=NUM_TOKENS, match=tree.match, composable=composable
-    )
+    return choose_path(alternatives, num_tokens=NUM_TOKENS, match=tree.match, composable=composable)
 
 
 def cost(pieces, matched, composable):
@@ -82,9 +80,7 @@ def test_no_spelling_is_cheaper_than_the_chosen_one(cached, lost_segments, num_s
 
     choice = choose(tree, [spans], composable)
     assert tree.num_matches <= MAX_MATCHES
-    best = min(
-        cost(whole(*kept), tree.match(whole(*kept)), composable) for kept in subsets(spans)
-    )
+    best = min(cost(whole(*kept), tree.match(whole(*kept)), composable) for kept in subsets(spans))
     assert (choice.computed, overlap(choice.pieces, 0, NUM_TOKENS)) == best
 
 
