@@ -1,8 +1,9 @@
 """Mixed concurrent requests on a pool that holds a tenth of them, flushed while they run.
 
-Every answer equals the answer of its prompt alone; the canaries' margins are far above the
-cold/cold floor of another batch, so a different token means wrong KV. The host's own busy and
-idle checks run all the time (a failure ends the server), our ownership audit between phases.
+Every answer equals the answer of its prompt alone: the canaries' password, or what a replay says.
+Their margins are far above the cold/cold floor of another batch: another token is wrong KV. The
+host's own busy and idle checks run all the time (a failure ends the server), our ownership audit
+runs between phases.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ class Storm:
     num_by_kind: dict[str, int] = field(default_factory=dict)
     totals: dict[str, int] = field(default_factory=dict)
     hook_errors: dict[str, int] = field(default_factory=dict)  # before the storm
+    doubts: list[tuple[list[int], Answer]] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def request(self, number: int, kinds: tuple[str, ...]) -> None:
@@ -72,7 +74,8 @@ class Storm:
             kind = "require refused"
         else:
             assert status == 200, answer
-            assert answer.text.startswith(expected), (kind, expected, answer.text, answer.report)
+            if not answer.text.startswith(expected):
+                self.doubts.append((prompt, answer))
             self._count(answer, len(prompt), fields)
         with self.lock:
             self.num_by_kind[kind] = self.num_by_kind.get(kind, 0) + 1
@@ -108,6 +111,15 @@ class Storm:
                 future.result()
         self._assert_quiet(before, is_exact="require" not in kinds)
 
+    def assert_no_doubt(self) -> None:
+        """With few lines a question now and then leads the model elsewhere: it then does so for
+        the prompt alone, served plainly, too."""
+        assert len(self.doubts) <= 10
+        for prompt, answer in self.doubts:
+            plain = {"kvedit": {"splice": "off"}, "extra_key": fresh_name()}
+            alone = self.server.generate(prompt, num_new=NUM_NEW, **plain)
+            assert answer.token_ids[:NUM_NEW] == alone.token_ids, (answer.text, alone.text)
+
     def _disturb(self, number: int) -> None:
         """The host refuses a flush while requests run; half of these replace a skill instead."""
         if number % 2:
@@ -130,10 +142,10 @@ class Storm:
             assert counted[kind] == reported if is_exact else counted[kind] >= reported, kind
 
 
-def start(servers: ServerPool, config: ServerConfig, num_skills: int = 10) -> Storm:
+def start(servers: ServerPool, config: ServerConfig, num_skills: int = 8) -> Storm:
     server = servers.get(config)
     flushed(server)
-    skills = canaries(("storm", config.page_size), num_skills, num_lines=9)
+    skills = canaries(("storm", config.page_size), num_skills, num_lines=12)
     names = [mine.register(server, fresh_name()) for mine in skills]
     return Storm(server, skills, names, hook_errors=server.status()["counters"]["hook_errors"])
 
@@ -151,6 +163,7 @@ def test_two_hundred_mixed_requests(servers: ServerPool) -> None:
     storm.run(range(100), flushes=3)
     flushed(storm.server)
     storm.run(range(100, 200), flushes=3, kinds=(*KINDS, "require"))
+    storm.assert_no_doubt()
     assert storm.totals["copied"] > 0 and storm.totals["exact"] > 0
     assert len(storm.num_by_kind) >= len(set(KINDS)), storm.num_by_kind
     assert storm.server.healthy()
@@ -162,5 +175,7 @@ def test_thousands_of_mixed_requests(servers: ServerPool, config: ServerConfig) 
     storm = start(servers, config)
     for phase in range(6):
         storm.run(range(1_000 + 500 * phase, 1_500 + 500 * phase), 10, (*KINDS, "require"))
+        storm.assert_no_doubt()
+        storm.doubts.clear()
         flushed(storm.server)
     assert storm.server.healthy()
