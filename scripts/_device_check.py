@@ -100,6 +100,8 @@ def main(arguments: list[str]) -> int:
         "prefill_against_splice": prefill_against_splice,
         "server": server,
     }
+    if options.no_server:
+        del steps["server"]
     report: dict[str, object] = {"machine": machine_name(scale), "dry_run": options.dry_run}
     for name, step in steps.items():
         report[name] = rows = step(scale)
@@ -116,6 +118,7 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Relocation kernels on this machine's GPU.")
     parser.add_argument("--dry-run", action="store_true", help="the logic on the CPU, no numbers")
+    parser.add_argument("--no-server", action="store_true", help="leave the real server out")
     parser.add_argument("--out", type=Path, default=Path("out/device_check"))
     return parser.parse_args(arguments)
 
