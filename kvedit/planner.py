@@ -50,7 +50,7 @@ def plan_spans(
     if len(live) < len(visible):
         history, _ = layer.lay(everything)
     named = _unknown_names(registry, namespace, options)
-    named += _not_found(options, spans, [*refused, *named])
+    named += _not_found(registry, namespace, options, spans, [*refused, *named])
     return Plan(
         num_tokens=len(ids),
         registry_version=registry.version,
@@ -132,7 +132,9 @@ def _seam(segment: Segment, options: Options, limits: PlanLimits) -> int:
     """The request's seam, else the skill's own, else the server's default."""
     if options.seam is not None:
         return options.seam
-    return limits.default_seam if segment.seam is None else segment.seam
+    if segment.seam is not None:
+        return segment.seam
+    return min(limits.default_seam, segment.num_tokens)  # nobody asked for more than there is
 
 
 def _lay(segment: Segment, match: Match, seam: int, limits: PlanLimits) -> Span | Refusal:
@@ -184,12 +186,22 @@ def _unknown_names(registry: Registry, namespace: str, options: Options) -> list
 
 
 def _not_found(
-    options: Options, spans: Sequence[Span], refused: Sequence[Refusal]
+    registry: Registry,
+    namespace: str,
+    options: Options,
+    spans: Sequence[Span],
+    refused: Sequence[Refusal],
 ) -> list[Refusal]:
-    """Named skills that the prompt does not contain at all."""
+    """Named skills that the prompt does not contain at all, or that are too short to be found."""
     if options.skills is None:
         return []
     seen = {span.skill for span in spans} | {refusal.skill for refusal in refused}
     return [
-        Refusal(skill=name, reason="not_in_prompt") for name in options.skills if name not in seen
+        Refusal(skill=name, reason=_absence(registry.get(name, namespace).segment))
+        for name in options.skills
+        if name not in seen
     ]
+
+
+def _absence(segment: Segment) -> str:
+    return "not_in_prompt" if segment.num_tokens >= ANCHOR_TOKENS else "too_short"

@@ -60,7 +60,7 @@ class Runtime:
         is_first_rank = ctx.tp_rank == 0
         self.metrics = Metrics(
             export=is_first_rank and ctx.params.enable_metrics,
-            model_name=ctx.server_args.served_model_name,
+            model_name=ctx.server_args.served_model_name or ctx.server_args.model_path,
         )
         self.publisher = EventPublisher(config.home / "run") if is_first_rank else None
         self._cached_path = lambda skill: cached_path(cache, skill)
@@ -87,6 +87,17 @@ class Runtime:
             min_span_tokens=self.config.min_span_tokens,
             default_seam=self.config.seam,
             last_position=last_position,
+        )
+
+    def note_on(self, segment: Segment) -> str | None:
+        """What its owner should know: a skill that is never spliced at the default seam."""
+        seam = self.config.seam if segment.seam is None else segment.seam
+        needed = seam + self.config.min_span_tokens
+        if segment.num_tokens >= needed:
+            return None
+        return (
+            f"never spliced with seam {seam}: expected at least {needed} tokens "
+            f"(KVEDIT_MIN_SPAN behind the seam), got {segment.num_tokens}"
         )
 
     # ---- what happens to skills

@@ -84,7 +84,7 @@ def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, A
         runtime.pin_ready(skill)
     elif skill.pin:
         runtime.pins.promise(skill.number, len(ids) + len(prefix))
-    return {"outcome": declared.outcome, "skill": skill.view()}
+    return {"outcome": declared.outcome, "skill": _with_note(runtime, skill)}
 
 
 def _compile_failed(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
@@ -108,7 +108,13 @@ def _recompile(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, 
 
 
 def _show(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    return {"skill": runtime.registry.get(command["name"], command["ns"]).view()}
+    skill = runtime.registry.get(command["name"], command["ns"])
+    return {"skill": _with_note(runtime, skill)}
+
+
+def _with_note(runtime: Runtime, skill: Skill) -> dict[str, Any]:
+    note = runtime.note_on(skill.segment)
+    return skill.view() if note is None else {**skill.view(), "note": note}
 
 
 def _list(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:

@@ -10,14 +10,22 @@ import pytest
 from tests.server.harness import BASE, Server, ServerConfig, ServerPool
 
 HERE = Path(__file__).parent
+in_order: list[ServerConfig] = []  # configurations as the collected tests will use them
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of one server configuration run together, since a start takes longer than most."""
     ours = [item for item in items if HERE in item.path.parents]
     configs = list(dict.fromkeys([BASE, *map(config_of, ours)]))
-    ours.sort(key=lambda item: configs.index(config_of(item)))
+    ours.sort(key=lambda item: (runs_last(item), configs.index(config_of(item))))
     items[:] = [item for item in items if HERE not in item.path.parents] + ours
+    in_order[:] = dict.fromkeys(config_of(item) for item in ours if not runs_last(item))
+
+
+def runs_last(item: pytest.Item) -> bool:
+    """Whether the module starts servers of its own kind: they would push the shared ones out."""
+    module = item.getparent(pytest.Module)
+    return isinstance(module, pytest.Module) and hasattr(module.obj, "RUN_LAST")
 
 
 def config_of(item: pytest.Item) -> ServerConfig:
@@ -35,7 +43,7 @@ def config_of(item: pytest.Item) -> ServerConfig:
 def servers(
     default_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerPool]:
-    pool = ServerPool(default_model_dir, tmp_path_factory.mktemp("server-logs"))
+    pool = ServerPool(default_model_dir, tmp_path_factory.mktemp("server-logs"), in_order)
     yield pool
     pool.close()
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -224,36 +227,70 @@ def fresh_name() -> str:
 
 
 class ServerPool:
-    """Servers by configuration, started on demand; the least recently used one makes room."""
+    """Servers by configuration, started on demand; the least recently used one makes room.
 
-    def __init__(self, model_dir: Path, log_dir: Path, max_alive: int = 2) -> None:
+    order: configurations in the order the tests will ask for them. While the tests of one run,
+    the next one starts beside them: a start takes longer than most tests, and uses one core.
+    """
+
+    def __init__(
+        self,
+        model_dir: Path,
+        log_dir: Path,
+        order: Sequence[ServerConfig] = (),
+        max_alive: int = 3,
+    ) -> None:
         self._model_dir = model_dir
         self._log_dir = log_dir
+        self._order = list(order)
         self._max_alive = max_alive
-        self._alive: dict[ServerConfig, tuple[ServerProcess, Server]] = {}
+        self._numbers = itertools.count()
+        self._starter = ThreadPoolExecutor(max_workers=1)
+        self._alive: dict[ServerConfig, Future[tuple[ServerProcess, Server]]] = {}
 
     def get(self, config: ServerConfig) -> Server:
-        if config in self._alive:
-            self._alive[config] = self._alive.pop(config)  # most recently used last
-            return self._alive[config][1]
-        while len(self._alive) >= self._max_alive:
-            self._stop(next(iter(self._alive)))
-        log_path = self._log_dir / f"server-{len(list(self._log_dir.iterdir()))}.log"
-        process = ServerProcess(
-            config.argv(self._model_dir),
-            env=TESTING_ENV | dict(config.env),
-            log_path=log_path,
-            progress=None,
-        )
-        url = process.__enter__()
-        server = Server(url, config.page_size, log_path, config.api_key, config.admin_key)
-        self._alive[config] = process, server
+        self._begin(config)
+        _, server = self._alive[config].result()
+        following = self._following(config)
+        if following is not None:
+            self._begin(following)
+            self._touch(config)
         return server
 
     def close(self) -> None:
         for config in list(self._alive):
             self._stop(config)
+        self._starter.shutdown()
+
+    def _following(self, config: ServerConfig) -> ServerConfig | None:
+        if config not in self._order:
+            return None
+        rest = self._order[self._order.index(config) + 1 :]
+        return rest[0] if rest else None
+
+    def _begin(self, config: ServerConfig) -> None:
+        if config not in self._alive:
+            while len(self._alive) >= self._max_alive:
+                self._stop(next(iter(self._alive)))
+            self._alive[config] = self._starter.submit(self._start, config)
+        self._touch(config)
+
+    def _touch(self, config: ServerConfig) -> None:
+        self._alive[config] = self._alive.pop(config)  # most recently used last
+
+    def _start(self, config: ServerConfig) -> tuple[ServerProcess, Server]:
+        log_path = self._log_dir / f"server-{next(self._numbers)}.log"
+        process = ServerProcess(
+            config.argv(self._model_dir),
+            env=TESTING_ENV | dict(config.env),
+            log_path=log_path,
+            stop_timeout_s=0.5,  # the host spends seconds on a crash report
+            progress=None,
+        )
+        url = process.__enter__()
+        server = Server(url, config.page_size, log_path, config.api_key, config.admin_key)
+        return process, server
 
     def _stop(self, config: ServerConfig) -> None:
-        process, _ = self._alive.pop(config)
+        process, _ = self._alive.pop(config).result()
         process.__exit__(None, None, None)

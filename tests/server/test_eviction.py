@@ -12,6 +12,7 @@ from tests.server.harness import Server, ServerPool, fresh_name, random_ids
 from tests.server.small_pool import POOL, SMALL_POOL
 from tests.server.waiting import flushed, quiet, until
 
+CONFIG = SMALL_POOL
 pytestmark = pytest.mark.real_server
 
 

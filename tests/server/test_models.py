@@ -20,6 +20,7 @@ from tests.server.harness import Server, ServerConfig, ServerPool, fresh_name, r
 from tests.server.test_bit_equal import assert_same
 from tests.server.tiny_models import CONTEXT, NUM_LAYERS, tiny_model
 
+RUN_LAST = True  # servers of its own
 pytestmark = pytest.mark.real_server
 
 NUM_TOKENS = 304  # whole pages of every page size used here

@@ -14,6 +14,7 @@ from tests.server.harness import HttpError, Server, ServerPool, fresh_name, rand
 from tests.server.small_pool import BUDGET, POOL, SMALL_POOL
 from tests.server.waiting import flushed, quiet, until
 
+CONFIG = SMALL_POOL
 pytestmark = pytest.mark.real_server
 
 

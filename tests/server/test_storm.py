@@ -30,6 +30,7 @@ from tests.server.harness import (
 from tests.server.small_pool import POOL, SMALL_POOL
 from tests.server.waiting import flushed, fresh_status, quiet
 
+CONFIG = SMALL_POOL
 pytestmark = pytest.mark.real_server
 
 NUM_THREADS = 8

@@ -20,6 +20,7 @@ from tests.server.harness import Answer, Server, ServerConfig, ServerPool, fresh
 from tests.server.test_bit_equal import assert_same
 from tests.server.tiny_models import tiny_model
 
+RUN_LAST = True  # servers of its own
 pytestmark = pytest.mark.real_server
 
 NUM_TOKENS = 300
