@@ -10,10 +10,12 @@ import os
 import runpy
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from kvedit.errors import Unsupported
 from sglang_patches.cpu import prepare
 from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
+from sglang_patches.launch_check import problems_of
 
 IS_CPU_HOST = prepare()
 
@@ -36,13 +38,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     Raises:
         SystemExit: 2 when the flags are refused, one line per reason on stderr.
     """
-    sys.argv = ["sglang.launch_server", *launcher_arguments(sys.argv[1:] if argv is None else argv)]
+    given = sys.argv[1:] if argv is None else argv
+    problems = problems_of(given)
+    if problems:
+        refuse(problems)
+    sys.argv = ["sglang.launch_server", *launcher_arguments(given)]
     try:
         runpy.run_module("sglang.launch_server", run_name="__main__")
     except Unsupported as refusal:
-        for reason in refusal.reasons:
-            print(f"kvedit: {reason}", file=sys.stderr)
-        raise SystemExit(2) from None
+        refuse(refusal.reasons)
+
+
+def refuse(reasons: Sequence[str]) -> NoReturn:
+    """One line per reason on stderr, and SystemExit(2)."""
+    for reason in reasons:
+        print(f"kvedit: {reason}", file=sys.stderr)
+    raise SystemExit(2) from None
 
 
 def launcher_arguments(argv: Sequence[str]) -> list[str]:
