@@ -50,7 +50,9 @@ def parse_options(value: object) -> Options:
     splice = _splice(value.get("splice", "auto"))
     skills = _skills(value.get("skills"))
     if splice == "require" and not skills:
-        _refuse(".skills", 'at least one name with splice "require"', value.get("skills"))
+        raise BadRequest(
+            f'{PATH}.skills: expected at least one name with splice "require", got nothing'
+        )
     return Options(splice=splice, skills=skills, seam=_seam(value.get("seam")))
 
 
@@ -58,7 +60,7 @@ def _load(text: str) -> object:
     try:
         return cast(object, json.loads(text))
     except (ValueError, RecursionError):  # too deep a nesting is the caller's mistake as well
-        _refuse("", "JSON", text)
+        _refuse("", "an object or JSON text of one", text)
 
 
 def _splice(value: object) -> Splice:

@@ -83,7 +83,10 @@ class SkillService:
     async def remove(
         self, name: str, caller: Caller, *, shared: bool = False, purge: bool = False
     ) -> dict[str, Any]:
-        """Retire a skill (``purge``: drop it and its retired forms). Returns its last view."""
+        """Retire a skill (``purge``: drop it and its retired forms).
+
+        Returns its last view and how many forms were dropped; a dropped one's state is "purged".
+        """
         check_name(name)
         if shared or not _may_write(caller.cache_salt, caller, self.config):
             caller.require_admin("remove")
@@ -92,7 +95,8 @@ class SkillService:
         answer = await rpc.call(self._manager, command)
         self._mirror.forget()
         self._quota.release(_account(caller.cache_salt), _entry(namespace, name))
-        return {**answer["skill"], "dropped": answer["dropped"]}
+        view = {**answer["skill"], "dropped": answer["dropped"]}
+        return {**view, "state": "purged", "pinned": False} if purge else view
 
     async def status(self, caller: Caller) -> dict[str, Any]:
         """Counts of skills, counters, the pool and, for an admin, where events come out."""

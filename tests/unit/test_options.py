@@ -47,8 +47,16 @@ def test_an_object_and_its_json_mean_the_same():
             {"skills": ["a"] * 257},
             "custom_params.kvedit.skills: expected at most 256 names, got 257",
         ),
-        ({"splice": "require"}, "custom_params.kvedit.skills: expected at least one name"),
-        ({"splice": "require", "skills": []}, "custom_params.kvedit.skills: expected at least one"),
+        (
+            {"splice": "require"},
+            'custom_params.kvedit.skills: expected at least one name with splice "require", '
+            "got nothing",
+        ),
+        (
+            {"splice": "require", "skills": []},
+            'custom_params.kvedit.skills: expected at least one name with splice "require", '
+            "got nothing",
+        ),
         (
             {"op": "register"},
             'custom_params.kvedit: expected only the keys seam, skills, splice, got "op',
@@ -57,13 +65,16 @@ def test_an_object_and_its_json_mean_the_same():
         ([], "custom_params.kvedit: expected an object, got list"),
         (7, "custom_params.kvedit: expected an object, got 7"),
         (False, "custom_params.kvedit: expected an object, got false"),
-        ("", 'custom_params.kvedit: expected JSON, got ""'),
-        ("kvedit:{}", "custom_params.kvedit: expected JSON, got"),
+        ("", 'custom_params.kvedit: expected an object or JSON text of one, got ""'),
+        ("kvedit:{}", "custom_params.kvedit: expected an object or JSON text of one, got"),
         ("null", "custom_params.kvedit: expected an object, got NoneType"),
         ("[1]", "custom_params.kvedit: expected an object, got list"),
         ('"{}"', 'custom_params.kvedit: expected an object, got "{}"'),
-        ("[" * 100_000, "custom_params.kvedit: expected JSON, got"),
-        ('{"seam": ' + "9" * 6000 + "}", "custom_params.kvedit: expected JSON, got"),
+        ("[" * 100_000, "custom_params.kvedit: expected an object or JSON text of one, got"),
+        (
+            '{"seam": ' + "9" * 6000 + "}",
+            "custom_params.kvedit: expected an object or JSON text of one, got",
+        ),
     ],
 )
 def test_refusals_name_the_path_and_stay_short(value, message):

@@ -192,7 +192,8 @@ def test_removing_retires_and_purging_drops(serve: Any, manager: Any) -> None:
     assert client.delete("/kvedit/skills/policy").json()["state"] == "retired"
     assert client.delete("/kvedit/skills/policy").status_code == 404
     post(client, name="policy", text="refunds")
-    assert client.delete("/kvedit/skills/policy?purge=1").json()["dropped"] == 1
+    purged = client.delete("/kvedit/skills/policy?purge=1").json()
+    assert (purged["state"], purged["pinned"], purged["dropped"]) == ("purged", False, 1)
     assert manager.registry.all() == []
 
 
