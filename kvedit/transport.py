@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.parse
@@ -9,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any
 
-from kvedit.errors import KvEditError, Unavailable, from_status
+from kvedit.errors import BadRequest, KvEditError, Unavailable, from_status
 
 Json = dict[str, Any]
 Query = Mapping[str, str]
@@ -18,14 +19,20 @@ Query = Mapping[str, str]
 _NEAREST = {401: 403, 405: 400, 413: 400}
 
 
+class NoServer(Unavailable):
+    """Nothing at that address answered as a server with kvedit does."""
+
+
 class HttpTransport:
+    """Raises BadRequest for a ``base_url`` that is no http(s) URL."""
+
     def __init__(self, base_url: str, key: str | None, timeout_s: float) -> None:
-        self._base_url = base_url.rstrip("/")
+        self._base_url = check_url(base_url).rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._timeout_s = timeout_s
 
     def request(self, method: str, path: str, query: Query, body: Json | None) -> Any:
-        """The JSON answer. Raises the KvEditError that the answer stands for."""
+        """The JSON answer. Raises the KvEditError that the answer stands for, or NoServer."""
         url = self._base_url + urllib.parse.quote(path)
         if query:
             url += "?" + urllib.parse.urlencode(query)
@@ -34,22 +41,73 @@ class HttpTransport:
         request = urllib.request.Request(url, data=data, headers=headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-                return json.load(response)
+                answer = response.read()
         except urllib.error.HTTPError as error:
-            raise _answered(error) from None
-        except (urllib.error.URLError, TimeoutError) as error:
-            raise Unavailable(
-                f"kvedit: {self._base_url}: expected a running server, got: {error}"
-            ) from error
+            raise self._answered(error) from None
+        except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
+            raise self._no_server(_reason(error)) from error
+        try:
+            return json.loads(answer)
+        except ValueError:
+            raise self._no_server(f"an answer that is no JSON: {_start_of(answer)}") from None
+
+    def _answered(self, error: urllib.error.HTTPError) -> KvEditError:
+        try:
+            answer = error.read()
+        except (OSError, http.client.HTTPException) as broken:
+            return self._no_server(_reason(broken))
+        try:
+            message = str(json.loads(answer)["error"]["message"])
+        except (ValueError, KeyError, TypeError):  # an answer of the host or of a proxy
+            if error.code == 404:
+                return self._no_server(f"HTTP 404 ({self._hint()})")
+            message = f"kvedit: {self._base_url}: HTTP {error.code}: {_start_of(answer)}"
+        return from_status(_NEAREST.get(error.code, error.code), message)
+
+    def _hint(self) -> str:
+        path = urllib.parse.urlsplit(self._base_url).path
+        if path:
+            return f"the URL ends in {path!r}, the routes of kvedit start at the root"
+        return "this server runs without kvedit"
+
+    def _no_server(self, reason: str) -> NoServer:
+        return NoServer(
+            f"kvedit: {self._base_url}: expected a running server with kvedit, got {reason}"
+        )
 
 
-def _answered(error: urllib.error.HTTPError) -> KvEditError:
-    text = error.read().decode("utf-8", "replace")
+def check_url(url: str) -> str:
+    """``url``, when it has the scheme http or https, a host and at most a valid port.
+
+    Raises BadRequest.
+    """
     try:
-        message = str(json.loads(text)["error"]["message"])
-    except (ValueError, KeyError, TypeError):  # an answer of the host or of a proxy
-        message = f"kvedit: HTTP {error.code}: {text[:200]}"
-    return from_status(_NEAREST.get(error.code, error.code), message)
+        parts = urllib.parse.urlsplit(url)
+        is_base = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number, or an IPv6 address is not closed
+        is_base = False
+    if not is_base or any(char.isspace() for char in url):
+        raise BadRequest(f"kvedit: url: expected http://HOST:PORT, got {url!r}")
+    return url
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong on the way, in words: no class names, no numbers of the system."""
+    if isinstance(error, urllib.error.URLError) and isinstance(error.reason, Exception):
+        return _reason(error.reason)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    if isinstance(error, http.client.RemoteDisconnected):
+        return "a closed connection"
+    if isinstance(error, http.client.HTTPException):
+        return "an answer that is not HTTP"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return str(error) or type(error).__name__
+
+
+def _start_of(answer: bytes) -> str:
+    return " ".join(answer.decode("utf-8", "replace").split())[:200] or "(empty)"
 
 
 class EngineTransport:

@@ -25,9 +25,10 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--extra-key", help="extra key of the namespace")
 
 
-def connect(args: argparse.Namespace) -> Client:
+def connect(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Client:
     env = os.environ
-    return Client(args.url, env.get("KVEDIT_API_KEY"), env.get("KVEDIT_ADMIN_API_KEY"))
+    keys = env.get("KVEDIT_API_KEY"), env.get("KVEDIT_ADMIN_API_KEY")
+    return Client(args.url, *keys, timeout_s=timeout_s)
 
 
 def namespace_of(args: argparse.Namespace) -> dict[str, str | None]:

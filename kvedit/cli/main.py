@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from kvedit import __version__
 from kvedit.errors import BadRequest, KvEditError
 
 COMMANDS = ("serve", "skills", "status", "doctor", "events")
@@ -19,6 +20,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="kvedit",
         description="Text compiled once, spliced into any prompt of an SGLang server.",
     )
+    parser.add_argument("--version", action="version", version=f"kvedit {__version__}")
     subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
     for name in COMMANDS:
         import_module(f"kvedit.cli.{name}").add_parser(subparsers)

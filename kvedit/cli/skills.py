@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+from kvedit.errors import BadRequest, Conflict
 
 _COLUMNS = ("name", "version", "num_tokens", "state", "shared", "pinned", "uses")
 
@@ -19,7 +20,7 @@ def add_parser(subparsers: Any) -> None:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     add = commands.add_parser("add", help="compile a text and register it under a name")
-    add.add_argument("name")
+    add.add_argument("name", help="1 to 200 characters, no /")
     add.add_argument("file", nargs="?", default="-", help="UTF-8 text (default: standard input)")
     add.add_argument("--ids", action="store_true", help="the file is a JSON list of token ids")
     add.add_argument("--shared", action="store_true", help="for every namespace (admin)")
@@ -34,11 +35,11 @@ def add_parser(subparsers: Any) -> None:
     _finish(listed, _list)
 
     show = commands.add_parser("show", help="one skill as JSON")
-    show.add_argument("name")
+    show.add_argument("name", help="of the namespace, else of the shared skills")
     _finish(show, _show)
 
     remove = commands.add_parser("remove", help="retire a skill")
-    remove.add_argument("name")
+    remove.add_argument("name", help="a skill of exactly this namespace")
     remove.add_argument("--shared", action="store_true", help="the shared skill of that name")
     remove.add_argument("--purge", action="store_true", help="drop its cached paths as well")
     _finish(remove, _remove)
@@ -51,19 +52,46 @@ def _finish(parser: argparse.ArgumentParser, func: Any) -> None:
 
 
 def _add(args: argparse.Namespace) -> int:
-    content = sys.stdin.read() if args.file == "-" else Path(args.file).read_text("utf-8")
-    given: dict[str, Any] = {"input_ids": json.loads(content)} if args.ids else {"text": content}
-    view = connect(args).register(
-        args.name,
-        **given,
-        namespace=None if args.shared else namespace_of(args),
-        shared=args.shared,
-        pin=args.pin,
-        seam=args.seam,
-        replace=args.replace,
-    )
+    text = _text_of(args.file)
+    given: dict[str, Any] = {"input_ids": _ids_in(text, args.file)} if args.ids else {"text": text}
+    try:
+        view = connect(args).register(
+            args.name,
+            **given,
+            namespace=None if args.shared else namespace_of(args),
+            shared=args.shared,
+            pin=args.pin,
+            seam=args.seam,
+            replace=args.replace,
+        )
+    except Conflict as error:  # the server names the field of its API
+        raise Conflict(str(error).replace("replace=true", "--replace")) from None
     print(json.dumps(view, indent=2))
     return 0
+
+
+def _text_of(file: str) -> str:
+    try:
+        return sys.stdin.read() if file == "-" else Path(file).read_text("utf-8")
+    except UnicodeDecodeError as error:
+        got = f"a byte that is not UTF-8 at offset {error.start}"
+        raise BadRequest(f"kvedit: {_shown(file)}: expected UTF-8 text, got {got}") from None
+
+
+def _ids_in(text: str, file: str) -> list[int]:
+    """The list; the server judges its items. Raises BadRequest that names the file."""
+    try:
+        ids = json.loads(text)
+    except (ValueError, RecursionError):
+        ids = None
+    if not isinstance(ids, list):
+        start = json.dumps(text[:40])
+        raise BadRequest(f"kvedit: {_shown(file)}: expected a JSON list of token ids, got {start}")
+    return ids
+
+
+def _shown(file: str) -> str:
+    return "standard input" if file == "-" else file
 
 
 def _list(args: argparse.Namespace) -> int:

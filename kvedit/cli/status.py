@@ -9,6 +9,8 @@ from typing import Any
 
 from kvedit.cli.connect import add_connection, connect
 
+SPLICES = "counters.splices"  # [{"outcome", "reason", "count"}]
+
 
 def add_parser(subparsers: Any) -> None:
     """Add ``status``; sets ``func(args) -> exit status``."""
@@ -31,9 +33,19 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _rows(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """("pool.size", 3000), ... for a nested object; an empty object is one row."""
-    if not isinstance(value, dict) or not value:
+    """("pool.size", 3000), ... for a nested object; an empty object or list is one row, "none"."""
+    if value in ({}, []):
+        yield prefix, "none"
+    elif prefix == SPLICES:
+        for counted in value:
+            yield f"{prefix}.{counted['outcome']}", _count_and_reason(counted)
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _rows(f"{prefix}.{key}" if prefix else key, inner)
+    else:
         yield prefix, value
-        return
-    for key, inner in value.items():
-        yield from _rows(f"{prefix}.{key}" if prefix else key, inner)
+
+
+def _count_and_reason(counted: dict[str, Any]) -> str:
+    count, reason = counted["count"], counted["reason"]
+    return f"{count} ({reason})" if reason else str(count)

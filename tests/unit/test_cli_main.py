@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +31,7 @@ def test_help_shows_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         (["skills", "add", "policy", "/no/such/file"], cli.BAD_INPUT),
         (["skills", "list", "--bogus"], cli.BAD_INPUT),
         (["status", "--url", NOTHING_LISTENS], cli.FAILED),
+        (["status", "--url", "127.0.0.1:9"], cli.BAD_INPUT),
     ],
 )
 def test_errors_are_one_line(
@@ -67,6 +70,55 @@ def test_what_a_command_raises(
     monkeypatch.setattr("kvedit.cli.status.connect", refuse)
     assert cli.main(["status"]) == status
     assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "flags", "says"),
+    [
+        (b"refunds take", ["--ids"], 'expected a JSON list of token ids, got "refunds take"'),
+        (b'{"ids": []}', ["--ids"], "expected a JSON list of token ids, got "),
+        (b"[" * 100_000, ["--ids"], "expected a JSON list of token ids, got "),
+        (b"ab\xff\x00", [], "expected UTF-8 text, got a byte that is not UTF-8 at offset 2"),
+    ],
+)
+def test_a_file_that_cannot_be_a_skill_is_named(
+    content: bytes,
+    flags: list[str],
+    says: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "policy"
+    file.write_bytes(content)
+    assert cli.main(["skills", "add", "policy", str(file), *flags]) == cli.BAD_INPUT
+    shown = capsys.readouterr().err
+    assert shown.startswith(f"kvedit: {file}: {says}") and len(shown) < 300
+
+
+def test_version_is_the_packages_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["--version"])
+    assert stopped.value.code == 0
+    assert capsys.readouterr().out == f"kvedit {version('kvedit')}\n"
+
+
+def test_status_shows_splices_as_lines_and_emptiness_as_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    splices = [
+        {"outcome": "realised", "reason": "", "count": 3},
+        {"outcome": "refused", "reason": "evicted", "count": 1},
+    ]
+    answers = iter([{"skills": {}, "counters": {"splices": splices}}, {"skills": {"ready": 2}}])
+    client = SimpleNamespace(status=lambda: next(answers))
+    monkeypatch.setattr("kvedit.cli.status.connect", lambda args: client)
+    assert cli.main(["status"]) == cli.main(["status"]) == 0
+    assert [line.split(None, 1) for line in capsys.readouterr().out.splitlines()] == [
+        ["skills", "none"],
+        ["counters.splices.realised", "3"],
+        ["counters.splices.refused", "1 (evicted)"],
+        ["skills.ready", "2"],
+    ]
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from kvedit.cli import events as events_command
 from kvedit.cli.main import main
 from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
+from kvedit.transport import NoServer
 from sglang_patches.events import EventPublisher
 from sglang_patches.http.auth import Door
 from sglang_patches.http.routes import add_routes
@@ -139,6 +140,18 @@ def test_a_refused_command_is_one_line_and_a_status(command: Any) -> None:
     assert len(err.splitlines()) == 1
 
 
+def test_the_conflict_hint_of_the_command_names_its_flag(command: Any, tmp_path: Path) -> None:
+    text = tmp_path / "policy.md"
+    for words in ("refunds", "returns"):
+        text.write_text(words)
+        status, _, err = command("skills", "add", "policy", str(text))
+    assert status == 1 and "or --replace," in err and "replace=true" not in err
+
+
+def no_check() -> None:
+    pass
+
+
 def test_events_are_followed_as_lines_of_json(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,9 +166,31 @@ def test_events_are_followed_as_lines_of_json(
     thread = threading.Thread(target=publish)
     thread.start()
     try:
-        events_command.follow(publisher.address, 2)
+        events_command.follow(publisher.address, 2, no_check)
     finally:
         stop.set()
         thread.join()
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [line["event"] for line in lines] == ["skill_ready"] * 2
+
+
+def test_following_ends_when_the_server_is_gone_or_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events_command, "SILENCE_MS", 10)
+    address = EventPublisher(tmp_path).address
+    alive = {"events": address}
+    answers = iter([alive, Unavailable("busy"), alive, NoServer("kvedit: gone")])
+
+    def status() -> dict[str, str]:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    client: Any = SimpleNamespace(status=status)
+    with pytest.raises(NoServer, match="gone"):
+        events_command.follow(address, None, lambda: events_command.check_server(client, address))
+    answers = iter([{"events": "ipc:///another"}])
+    with pytest.raises(NoServer, match="started anew"):
+        events_command.check_server(client, address)
