@@ -7,12 +7,14 @@ import io
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from importlib.metadata import entry_points, version
 
 from sglang_patches.cpu import ENVIRONMENT, prepare
 from sglang_patches.cpu.adaptations import ADAPTATIONS
 from sglang_patches.cpu.standin import why_real_package_fails
+from sglang_patches.launch_check import model_problems, value_of
 from sglang_patches.serve import IS_CPU_HOST, launcher_arguments
 
 KEY_WARNING = (
@@ -63,17 +65,32 @@ def refusals_for(flags: Sequence[str]) -> list[str]:
 
     Without `--model-path` the flags are judged as given, before SGLang resolves them.
     """
+    has_model = value_of(flags, "--model-path") is not None
+    problems = model_problems(flags) if has_model else []
+    if problems:
+        return problems
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # SGLang's, about hardware that this host does not have
+        return _judged_by_host(flags, has_model=has_model)
+
+
+def _judged_by_host(flags: Sequence[str], *, has_model: bool) -> list[str]:
     from sglang.srt.plugins import load_plugins
     from sglang.srt.server_args import prepare_server_args
 
     from kvedit.errors import Unsupported
-    from sglang_patches.cpu.defaults import value_of_model
     from sglang_patches.startup import refusals
 
     load_plugins()
-    has_model = value_of_model(flags) is not None
     given = [*flags] if has_model else [*flags, "--model-path", "none"]
-    server_args = prepare_server_args(launcher_arguments(given))
+    usage = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(usage):  # its log follows: the handler keeps this stream
+            server_args = prepare_server_args(launcher_arguments(given))
+    except SystemExit as stopped:
+        if not stopped.code:  # --help
+            raise
+        return [f"SGLang itself: {last_line(usage.getvalue())}"]
     if has_model:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
@@ -83,6 +100,11 @@ def refusals_for(flags: Sequence[str]) -> list[str]:
         except (ValueError, OSError, AssertionError) as error:
             return [f"SGLang itself: {error}"]
     return refusals(server_args)
+
+
+def last_line(usage: str) -> str:
+    """What argparse says behind its usage, without the name of the program."""
+    return usage.rstrip().rpartition("\n")[2].rpartition(": error: ")[2]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -97,18 +119,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if stock_reason is not None:
         sections["warnings"].append(f"sgl_kernel does not load on this GPU host: {stock_reason}")
-    reasons = refusals_for(flags) if flags else []
+    installed = [*sections["host"], *sections["plugins"]]
+    problems = [line for line in installed if "MISSING" in line or "NOT SUPPORTED" in line]
     if flags:
+        reasons = refusals_for(flags)
+        problems += reasons
         sections["flags: " + " ".join(flags)] = reasons or ["accepted"]
     for title, lines in sections.items():
         print(f"{title}\n" + "\n".join("  " + line for line in lines) + "\n")
-    broken = any("MISSING" in line or "NOT SUPPORTED" in line for line in sum_lines(sections))
-    return 1 if broken or reasons else 0
+    print(verdict(problems))
+    return 1 if problems else 0
 
 
-def sum_lines(sections: dict[str, list[str]]) -> list[str]:
-    """All lines of all sections."""
-    return [line for lines in sections.values() for line in lines]
+def verdict(problems: Sequence[str]) -> str:
+    """The last line of the report, which repeats a problem that stands alone."""
+    if not problems:
+        return "ok"
+    return f"1 problem: {problems[0]}" if len(problems) == 1 else f"{len(problems)} problems"
 
 
 if __name__ == "__main__":
