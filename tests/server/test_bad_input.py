@@ -184,9 +184,9 @@ def test_ids_outside_the_vocabulary_in_a_completion(server: Server) -> None:
 @pytest.mark.parametrize(
     ("value", "says"),
     [
-        ("auto", "custom_params.kvedit: expected JSON"),
+        ("auto", "custom_params.kvedit: expected an object or JSON text of one"),
         ("[]", "custom_params.kvedit: expected an object, got list"),
-        ("[" * 100_000, "custom_params.kvedit: expected JSON"),
+        ("[" * 100_000, "custom_params.kvedit: expected an object or JSON text of one"),
         ([], "custom_params.kvedit: expected an object, got list"),
         (["off"], "custom_params.kvedit: expected an object, got list"),
         (7, "custom_params.kvedit: expected an object, got 7"),
