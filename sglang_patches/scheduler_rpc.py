@@ -120,7 +120,7 @@ def _with_note(runtime: Runtime, skill: Skill) -> dict[str, Any]:
 def _list(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
     registry = runtime.registry
     skills = registry.all() if command["all"] else registry.listed(command["ns"])
-    return {"skills": [skill.view() for skill in skills]}
+    return {"skills": [_with_note(runtime, skill) for skill in skills]}
 
 
 def _remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
