@@ -80,10 +80,10 @@ def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, A
     skill = declared.skill
     runtime.forget_dropped()
     runtime.settle_pins()
-    if declared.outcome == "exists" and skill.pin and not skill.pinned:
-        runtime.pin_ready(skill)
-    elif skill.pin:
+    if skill.pin and declared.outcome == "compile":
         runtime.pins.promise(skill.number, len(ids) + len(prefix))
+    elif skill.pin and not skill.pinned:
+        runtime.pin_ready(skill)
     return {"outcome": declared.outcome, "skill": _with_note(runtime, skill)}
 
 
