@@ -50,7 +50,8 @@ def pin_three(server: Server) -> list[str]:
 
 
 def test_pins_beyond_the_budget_are_refused_with_the_figures(server: Server) -> None:
-    pin_three(server)
+    names = pin_three(server)
+    server.add_skill(names[0], random_ids(names[0], 480), pin=True)  # again: counts once
     pool = server.status()["pool"]
     assert (pool["pin_budget"], pool["protected"]) == (BUDGET, 1_440)
     with pytest.raises(HttpError) as refused:
