@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from kvedit.matcher import ANCHOR_TOKENS, Match
@@ -49,8 +49,9 @@ def plan_spans(
     history: list[Span] = []
     if len(live) < len(visible):
         history, _ = layer.lay(everything)
-    named = _unknown_names(registry, namespace, options)
-    named += _not_found(registry, namespace, options, spans, [*refused, *named])
+    found = {s.skill for s in (*spans, *history)} | {r.skill for r in refused}
+    absent = [name for name in options.skills or () if name not in found]
+    named = [Refusal(skill=n, reason=_absence(registry, namespace, n)) for n in absent]
     return Plan(
         num_tokens=len(ids),
         registry_version=registry.version,
@@ -176,32 +177,13 @@ def _partial(segment: Segment, match: Match, num_tokens: int) -> list[Refusal]:
     return [Refusal(skill=segment.name, reason="differs_at", detail=detail)]
 
 
-def _unknown_names(registry: Registry, namespace: str, options: Options) -> list[Refusal]:
-    if options.skills is None:
-        return []
-    known = {skill.segment.name for skill in registry.listed(namespace)}
-    return [
-        Refusal(skill=name, reason="unknown_skill") for name in options.skills if name not in known
-    ]
-
-
-def _not_found(
-    registry: Registry,
-    namespace: str,
-    options: Options,
-    spans: Sequence[Span],
-    refused: Sequence[Refusal],
-) -> list[Refusal]:
-    """Named skills that the prompt does not contain at all, or that are too short to be found."""
-    if options.skills is None:
-        return []
-    seen = {span.skill for span in spans} | {refusal.skill for refusal in refused}
-    return [
-        Refusal(skill=name, reason=_absence(registry.get(name, namespace).segment))
-        for name in options.skills
-        if name not in seen
-    ]
-
-
-def _absence(segment: Segment) -> str:
-    return "not_in_prompt" if segment.num_tokens >= ANCHOR_TOKENS else "too_short"
+def _absence(registry: Registry, namespace: str, name: str) -> str:
+    """Why a named skill was not found in the prompt."""
+    named = [s for s in registry.listed(namespace) if s.segment.name == name]
+    current = [s for s in named if s.state is not State.RETIRED]
+    if not current:
+        return "retired" if named else "unknown_skill"
+    if all(s.state is State.FAILED for s in current):
+        return "failed"
+    short = all(s.segment.num_tokens < ANCHOR_TOKENS for s in current)
+    return "too_short" if short else "not_in_prompt"

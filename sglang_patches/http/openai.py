@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from kvedit.namespace import namespace_tag
 from sglang_patches.guard import boundary, trip
 from sglang_patches.http.ring import ReportRing
 from sglang_patches.http.service import service_of
@@ -22,23 +23,38 @@ async def add_report(
     response = await original(handler, request, raw_request)
     with boundary("openai_report", lambda: None):
         trip("openai_report")
-        _attach(response, service_of(handler.tokenizer_manager).reports)
+        namespace = _namespace(request)
+        if namespace is not None:
+            _attach(response, namespace, service_of(handler.tokenizer_manager).reports)
     return response
 
 
-def _attach(response: Any, ring: ReportRing) -> None:
+def _namespace(request: Any) -> str | None:
+    """Of the first prompt, whose report an answer carries; None for routes that do not generate."""
+    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+
+    if not isinstance(request, (ChatCompletionRequest, CompletionRequest)):
+        return None
+    salt, key = (
+        value[0] if isinstance(value, list) and value else value
+        for value in (request.cache_salt, request.extra_key)
+    )
+    return namespace_tag(salt or None, key or None, None)
+
+
+def _attach(response: Any, namespace: str, ring: ReportRing) -> None:
     from fastapi.responses import StreamingResponse
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 
     if isinstance(response, StreamingResponse):
-        response.body_iterator = with_report(response.body_iterator, ring)
+        response.body_iterator = with_report(response.body_iterator, namespace, ring)
     elif isinstance(response, (ChatCompletionResponse, CompletionResponse)):
-        report = ring.find(response.id)
+        report = ring.find(response.id, namespace)
         if report is not None:
             response.metadata = {**(response.metadata or {}), "kvedit": report}
 
 
-async def with_report(chunks: Any, ring: ReportRing) -> AsyncIterator[Any]:
+async def with_report(chunks: Any, namespace: str, ring: ReportRing) -> AsyncIterator[Any]:
     """The server-sent events of one answer, with our chunk in front of the last event.
 
     The id of the answer is the id of its request; the first chunk that has one gives it.
@@ -50,7 +66,7 @@ async def with_report(chunks: Any, ring: ReportRing) -> AsyncIterator[Any]:
             if head is None:
                 head = _head(text)
             elif text.startswith(_DONE):
-                report = ring.find(head["id"])
+                report = ring.find(head["id"], namespace)
                 if report is not None:
                     ours = {**head, "choices": [], "sglext": {"kvedit": report}}
                     yield _DATA + orjson.dumps(ours).decode() + "\n\n"

@@ -69,3 +69,39 @@ def test_a_refused_request_and_a_compile_have_none(server: Server) -> None:
     assert server.status_of("POST", "/generate", body)[0] == 400
     assert report_of(server, rid)[0] == 404
     assert report_of(server, "kvedit-compile-")[0] == 404
+
+
+def test_require_of_a_deleted_skill_is_refused_with_and_without_its_text(server: Server) -> None:
+    name, skill = fresh_name(), random_ids("retired-require", 200)
+    server.add_skill(name, skill)
+    server.call("DELETE", f"/kvedit/skills/{name}")
+    errors = server.status()["counters"]["hook_errors"]
+    for prompt in (random_ids("none of it", 20), random_ids("around", 20) + skill + [7]):
+        options = {"splice": "require", "skills": [name]}
+        status, message = server.status_of(
+            "POST",
+            "/generate",
+            {
+                "input_ids": prompt,
+                "sampling_params": {
+                    "max_new_tokens": 1,
+                    "custom_params": {"kvedit": options},
+                },
+            },
+        )
+        assert (status, f"{name}: retired" in message) == (400, True), message
+    plain = server.generate(random_ids("around", 20) + skill + [7], kvedit={"skills": [name]})
+    assert plain.report["composed"] == 0
+    assert server.status()["counters"]["hook_errors"] == errors
+
+
+def test_a_request_id_used_by_two_namespaces_shows_each_its_own_report(server: Server) -> None:
+    name, skill, rid = fresh_name(), random_ids("rid-clash", 200), fresh_name()
+    salt = fresh_name()
+    server.add_skill(name, skill, namespace=salt)
+    server.generate([3, 4] * 10 + skill + [7], cache_salt=salt, rid=rid)
+    body = {"model": "m", "prompt": [5, 6, 7], "max_tokens": 1, "rid": rid, "cache_salt": "other"}
+    answer = server.call("POST", "/v1/completions", body)
+    assert name not in str(answer)
+    mine = server.call("GET", f"/kvedit/requests/{rid}?cache_salt={salt}")
+    assert mine["spans"][0]["skill"] == name

@@ -154,7 +154,26 @@ def test_off_plans_nothing_and_names_restrict():
 def test_names_that_bring_nothing_say_why():
     registry = registry_of(text(1, 40), text(2, 40))
     made = plan(registry, HEAD + text(1, 40), Options(skills=("skill0", "skill1", "nobody")))
-    assert reasons(made) == [("nobody", "unknown_skill"), ("skill1", "not_in_prompt")]
+    assert reasons(made) == [("skill1", "not_in_prompt"), ("nobody", "unknown_skill")]
+
+
+def test_a_name_that_is_only_retired_says_so_and_never_raises():
+    """A request that names it must be refused or served, not lose its plan to an error."""
+    skill, other = text(1, 50), text(2, 50)
+    registry = registry_of(skill, other)
+    registry.retire("skill0", SHARED)
+    options = Options(splice="require", skills=("skill0", "skill1"))
+    made = plan(registry, HEAD + other + TAIL, options)
+    assert reasons(made) == [("skill0", "retired")]
+    assert intervals(made) == [(2, 18, 60, 8)]
+    inside = plan(registry, HEAD + skill + TAIL, Options(skills=("skill0",)))
+    assert (inside.spans, len(inside.history)) == ((), 1), "a cached path may still serve it"
+
+
+def test_a_skill_too_short_to_be_found_says_so():
+    registry = registry_of(text(1, 6))
+    made = plan(registry, HEAD + text(1, 6) + TAIL, Options(skills=("skill0",)))
+    assert reasons(made) == [("skill0", "too_short")]
 
 
 def test_a_retired_skill_stays_in_the_history_only():

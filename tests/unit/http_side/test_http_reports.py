@@ -80,8 +80,18 @@ def test_the_ring_forgets_the_oldest_and_a_reused_id_counts_once() -> None:
     ring = ReportRing(2)
     for rid in ("a", "b", "a", "c"):
         ring.put(rid, OWN, {"rid": rid})
-    assert ring.find("b") is None
-    assert ring.find("a") and ring.find("c")
+    assert ring.find("b", OWN) is None
+    assert ring.find("a", OWN) and ring.find("c", OWN)
+
+
+def test_an_id_means_something_only_inside_its_namespace() -> None:
+    """Clients choose request ids: nobody's id may show, or replace, somebody else's report."""
+    ring = ReportRing(5)
+    ring.put("r1", OWN, {"mine": 1})
+    ring.put("r1", "another", {"theirs": 1})
+    assert ring.get("r1", OWN) == {"mine": 1}
+    assert ring.find("r1", "another") == {"theirs": 1}
+    assert ring.find("r1", "a third") is None
 
 
 def refuse(err_type: Any, status: int, *, is_stream: bool) -> Any:
@@ -123,7 +133,7 @@ def events(*chunks: Any) -> list[Any]:
             yield chunk
 
     async def drain() -> list[Any]:
-        return [chunk async for chunk in openai.with_report(stream(), ring)]
+        return [chunk async for chunk in openai.with_report(stream(), OWN, ring)]
 
     return asyncio.run(drain())
 
@@ -160,11 +170,22 @@ def test_openai_answers_carry_the_report_in_metadata() -> None:
     answer = CompletionResponse(
         id="r1", model="m", choices=[], usage=UsageInfo(), metadata={"weight_version": "default"}
     )
-    openai._attach(answer, ring)
+    openai._attach(answer, OWN, ring)
     assert answer.metadata == {"weight_version": "default", "kvedit": REPORT}
     other = CompletionResponse(id="r2", model="m", choices=[], usage=UsageInfo())
-    openai._attach(other, ring)
+    openai._attach(other, OWN, ring)
     assert other.metadata is None
+    stranger = CompletionResponse(id="r1", model="m", choices=[], usage=UsageInfo())
+    openai._attach(stranger, "another", ring)
+    assert stranger.metadata is None
+
+
+def test_the_namespace_of_an_answer_is_its_requests() -> None:
+    from sglang.srt.entrypoints.openai.protocol import CompletionRequest
+
+    asked = CompletionRequest(model="m", prompt=["a", "b"], cache_salt=["s", "t"], extra_key="")
+    assert openai._namespace(asked) == namespace_tag("s", None, None)
+    assert openai._namespace(object()) is None
 
 
 class Wire:
