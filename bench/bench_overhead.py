@@ -7,7 +7,8 @@ has seen; the second stock run is the control: its ratio to the first is what no
     ttft        one request of 1,024 tokens, time to the first token
     throughput  8 requests of 256 tokens at once, 32 new tokens each, output tokens per second
 
-The answers of a prompt must be the same on both servers.
+The answers of a prompt must be the same on both servers. Which server starts first matters by
+itself (where its memory lies): measure both orders, with and without --stock-first.
 
     python bench/bench_overhead.py [--rounds N] [--json]
 """
@@ -21,6 +22,7 @@ import sys
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,12 +55,16 @@ def main() -> int:
     texts = TextIds(model)
     flags = ["--model-path", str(model), *POOL_FLAGS]
     arms = {name: Arm() for name in ARMS}
-    with (
-        ServerProcess(flags, log_path=options.log_dir / "overhead-kvedit.log") as ours,
-        ServerProcess(
-            ["--stock", *flags], log_path=options.log_dir / "overhead-stock.log"
-        ) as stock,
-    ):
+    starts = {"kvedit": flags, "stock": ["--stock", *flags]}
+    order = reversed(starts) if options.stock_first else iter(starts)
+    with ExitStack() as servers:
+        up = {
+            name: servers.enter_context(
+                ServerProcess(starts[name], log_path=options.log_dir / f"overhead-{name}.log")
+            )
+            for name in list(order)
+        }
+        ours, stock = up["kvedit"], up["stock"]
         urls = dict(zip(ARMS, (ours, stock, stock), strict=True))
         for url in (ours, stock):
             run_round(url, texts, "warm-up", Arm())
@@ -128,6 +134,7 @@ def as_line(row: dict[str, Any]) -> str:
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15, help="rounds of all three arms")
+    parser.add_argument("--stock-first", action="store_true", help="start the stock server first")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--model-path", type=Path, help="default: the model of scripts/demo")
     parser.add_argument("--log-dir", type=Path, default=Path("out/bench"))
