@@ -44,14 +44,16 @@ def test_every_sample_and_every_item_of_a_batch_has_its_own(
     assert [answer["meta_info"]["kvedit"][0]["composed"] for answer in answers] == [64, 64, 0, 0]
 
 
-def test_the_newest_request_of_an_id_counts(server: Server, skill: list[int]) -> None:
+def test_an_id_means_something_only_in_its_namespace(server: Server, skill: list[int]) -> None:
     rid = "again/" + fresh_name() + "?#%"
     first = server.generate([5, *skill, 7], rid=rid)
     assert report_of(server, rid) == (200, first.report)
     second = server.generate([6, *skill, 7], rid=rid, extra_key="k")
     assert second.report["composed"] == 0
-    assert report_of(server, rid)[0] == 404, "the id is another namespace's now"
+    assert report_of(server, rid) == (200, first.report)
     assert report_of(server, rid, "?extra_key=k") == (200, second.report)
+    newest = server.generate([5, 6, *skill, 7], rid=rid)
+    assert report_of(server, rid) == (200, newest.report) != (200, first.report)
 
 
 def test_an_empty_salt_is_no_salt(server: Server, skill: list[int]) -> None:

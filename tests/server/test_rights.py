@@ -182,13 +182,15 @@ def test_a_shared_skill_is_spliced_everywhere_and_an_own_one_only_at_home(
 def test_reports_are_those_of_the_callers_namespace(server: Server, salt: str) -> None:
     assert add(server, "s", salt, salt, 100)[0] == 200
     prompt = random_ids((salt, "p"), 9) + random_ids(salt, 100) + [5]
-    answer = server.generate(prompt, cache_salt=salt, extra_key="k", rid=salt)
-    assert answer.report["composed"] == 0, "an extra key makes another namespace"
+    elsewhere = server.generate(prompt, cache_salt=salt, extra_key="k", rid=salt)
+    assert elsewhere.report["composed"] == 0, "an extra key makes another namespace"
     answer = server.generate(prompt, cache_salt=salt, rid=salt)
     assert answer.report["composed"] > 0
     path = f"/kvedit/requests/{salt}"
     assert as_client(server, "GET", f"{path}?cache_salt={salt}") == (200, answer.report)
-    for query in ("", "?cache_salt=other", f"?cache_salt={salt}&extra_key=k"):
+    keyed = f"{path}?cache_salt={salt}&extra_key=k"
+    assert as_client(server, "GET", keyed) == (200, elsewhere.report)
+    for query in ("", "?cache_salt=other", "?extra_key=k"):
         status, message = as_client(server, "GET", path + query)
         assert status == 404 and salt in message
 
