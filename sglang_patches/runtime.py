@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kvedit.config import Config
+from kvedit.fields import FieldBook
 from kvedit.identity import host_identity
 from kvedit.planner import PlanLimits
 from kvedit.skills import Registry, Segment, Skill, State
@@ -28,6 +29,7 @@ from sglang_patches.state import RequestState
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
 
+    from kvedit.chatform import ChatForm
     from sglang_patches.cache import KvEditCache
 
 logger = logging.getLogger("kvedit")
@@ -49,6 +51,8 @@ class Runtime:
         self._host_facts = _host_facts(ctx, self.groups)
         self.tokenizer: Any = ctx.tp_worker.tokenizer  # None with --skip-tokenizer-init
         self.registry = Registry(self._identity(), config.retired_max, self.decode)
+        self.fields = FieldBook()
+        self.chat_form: ChatForm | None = None  # comes with the first field that has a role
         self.copies = CopyQueue(self.groups, pool, cache.unlock)
         self.unwritten: list[torch.Tensor] = []  # targets of copies that failed, until aborted
         # Copies go where forwards go; without overlap that is the current stream.

@@ -10,10 +10,10 @@ from starlette.requests import Request
 
 from kvedit.checks import check_name
 from kvedit.errors import BadRequest, KvEditError
+from kvedit.namespace import is_unicode, parse_namespace
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 DISCARD_FACTOR = 8  # times the limit
-MAX_SALT_CHARS = 512
 
 
 class PayloadTooLarge(KvEditError):
@@ -84,7 +84,7 @@ def parse_registration(body: Any) -> Registration:
     seam = typed("seam", int, None)
     shared, pin = typed("shared", bool, False), typed("pin", bool, False)
     replace = typed("replace", bool, False)
-    cache_salt, extra_key, bad_namespace = _namespace(body.get("namespace"))
+    cache_salt, extra_key, bad_namespace = parse_namespace(body.get("namespace"))
     problems += bad_namespace
 
     if body.get("name") is None:
@@ -94,7 +94,7 @@ def parse_registration(body: Any) -> Registration:
     if text == "" or input_ids == []:
         field = "text" if text == "" else "input_ids"
         problems.append(f"kvedit: {field}: expected at least one token, got an empty value")
-    if text is not None and not _is_unicode(text):
+    if text is not None and not is_unicode(text):
         problems.append("kvedit: text: expected valid Unicode, got a lone surrogate")
     if seam is not None and seam < 0:
         problems.append(f"kvedit: seam: expected an integer >= 0, got {seam}")
@@ -117,46 +117,6 @@ def parse_registration(body: Any) -> Registration:
 
 
 _NAMES: dict[type, str] = {str: "a string", list: "a list", int: "an integer", bool: "a boolean"}
-
-
-def _namespace(value: Any) -> tuple[str | None, str | None, list[str]]:
-    """(cache_salt, extra_key, problems). A string is short for ``{"cache_salt": string}``."""
-    if value is None:
-        return None, None, []
-    if isinstance(value, str):
-        value = {"cache_salt": value}
-    if not isinstance(value, dict):
-        return None, None, [f"kvedit: namespace: expected a string or object, got {_kind(value)}"]
-    problems = [
-        f"kvedit: namespace.{key}: expected cache_salt or extra_key, got an unknown field"
-        for key in map(str, value)
-        if key not in ("cache_salt", "extra_key", "adapter")
-    ]
-    if value.get("adapter") is not None:
-        problems.append("kvedit: namespace.adapter: expected null, skills of adapters are refused")
-    for key in ("cache_salt", "extra_key"):
-        problems += _salt_problems(f"namespace.{key}", value.get(key))
-    if problems:
-        return None, None, problems
-    return value.get("cache_salt"), value.get("extra_key"), []
-
-
-def _salt_problems(path: str, value: Any) -> list[str]:
-    """The host reads an empty salt as none, so an empty one would name another namespace."""
-    if value is None:
-        return []
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_SALT_CHARS or not _is_unicode(value):
-        got = f"{len(value)} characters" if isinstance(value, str) else _kind(value)
-        return [f"kvedit: {path}: expected a string of 1 to {MAX_SALT_CHARS} characters, got {got}"]
-    return []
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _kind(value: Any) -> str:

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kvedit.errors import BadRequest, KvEditError
+from kvedit.namespace import MAX_SALT_CHARS
 from sglang_patches.http.auth import Caller, Door, Role, is_local
-from sglang_patches.http.body import MAX_SALT_CHARS, read_json
+from sglang_patches.http.body import read_json
 from sglang_patches.http.service import SkillService
 
 logger = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvedit.declaration import STRATEGIES
 from kvedit.errors import BadRequest
 from kvedit.options import DEFAULT, Options, parse_options
 
@@ -59,9 +60,28 @@ def test_an_object_and_its_json_mean_the_same():
         ),
         (
             {"op": "register"},
-            'custom_params.kvedit: expected only the keys seam, skills, splice, got "op',
+            "custom_params.kvedit: expected only the keys conversation, edits, repair, seam, "
+            'skills, splice, strategy, topk, got "op',
         ),
-        ({7: 1}, "custom_params.kvedit: expected only the keys seam, skills, splice, got 7"),
+        ({7: 1}, "splice, strategy, topk, got 7"),
+        (
+            {"edits": "on"},
+            'custom_params.kvedit.edits: expected one of auto, off, require, got "on"',
+        ),
+        ({"edits": None}, "custom_params.kvedit.edits: expected one of auto, off, require"),
+        (
+            {"strategy": "patch"},
+            "custom_params.kvedit.strategy: expected one of recompute, erratum",
+        ),
+        ({"strategy": ["edit"]}, "custom_params.kvedit.strategy: expected one of recompute"),
+        ({"conversation": ""}, "custom_params.kvedit.conversation: expected a string of 1 to 128"),
+        ({"conversation": "c" * 129}, "custom_params.kvedit.conversation: expected a string of 1"),
+        ({"conversation": 5}, "custom_params.kvedit.conversation: expected a string of 1 to 128"),
+        ({"conversation": "\ud800"}, "custom_params.kvedit.conversation: expected valid Unicode"),
+        ({"repair": -1}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got -1"),
+        ({"repair": True}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got tr"),
+        ({"repair": 4097}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got 40"),
+        ({"topk": 2.0}, "custom_params.kvedit.topk: expected an integer in [0, 4096], got 2.0"),
         ([], "custom_params.kvedit: expected an object, got list"),
         (7, "custom_params.kvedit: expected an object, got 7"),
         (False, "custom_params.kvedit: expected an object, got false"),
@@ -90,10 +110,19 @@ names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)
     st.sampled_from(["auto", "off", "require"]),
     st.none() | st.lists(names, min_size=1, max_size=5).map(tuple),
     st.none() | st.integers(0, 2**31 - 1),
+    st.fixed_dictionaries(
+        {
+            "edits": st.sampled_from(["auto", "off", "require"]),
+            "strategy": st.none() | st.sampled_from(STRATEGIES),
+            "conversation": st.none() | names,
+            "repair": st.none() | st.integers(0, 4096),
+            "topk": st.none() | st.integers(0, 4096),
+        }
+    ),
 )
-def test_json_is_canonical_and_reads_back(splice, skills, seam):
+def test_json_is_canonical_and_reads_back(splice, skills, seam, edits):
     if splice == "require" and skills is None:
         skills = ("any",)
-    options = Options(splice=splice, skills=skills, seam=seam)
+    options = Options(splice=splice, skills=skills, seam=seam, **edits)
     again = parse_options(options.to_json())
     assert again == options and again.to_json() == options.to_json()
