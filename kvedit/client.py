@@ -2,21 +2,26 @@
 
 client = kvedit.Client("http://127.0.0.1:30000", admin_api_key=KEY)
 client.register("policy", text=open("policy.md").read())
+client.fields.add("order_status", pattern="order_status: {value}")
 client.status()
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from kvedit.transport import EngineTransport, HttpTransport, Json, Query
-
-Namespace = str | Mapping[str, str | None] | None
-
-
-class Transport(Protocol):
-    def request(self, method: str, path: str, query: Query, body: Json | None) -> Any: ...
+from kvedit.fieldclient import FieldClient
+from kvedit.transport import (
+    EngineTransport,
+    HttpTransport,
+    Json,
+    Namespace,
+    Transport,
+    flag,
+    namespace_json,
+    namespace_query,
+)
 
 
 class Client:
@@ -39,6 +44,7 @@ class Client:
             self._transport = HttpTransport(target, admin_api_key or api_key, timeout_s)
         else:
             self._transport = EngineTransport(target)
+        self.fields = FieldClient(self._transport)
 
     def register(
         self,
@@ -51,22 +57,25 @@ class Client:
         pin: bool = False,
         seam: int | None = None,
         replace: bool = False,
+        memory: bool = False,
     ) -> Json:
         """Compile ``text`` or ``input_ids`` under ``name`` and wait until it is ready.
 
         ``namespace``: a cache salt, or {"cache_salt", "extra_key"}; None is the default one.
         ``seam``: tokens recomputed at the front of each splice; None is the server's default.
+        ``memory``: the text may hold declared fields; it is replaced as a whole when it changes.
         Returns {"name", "id", "version", "num_tokens", "state", ...}.
         """
         body: Json = {
             "name": name,
             "text": text,
             "input_ids": None if input_ids is None else list(input_ids),
-            "namespace": dict(namespace) if isinstance(namespace, Mapping) else namespace,
+            "namespace": namespace_json(namespace),
             "shared": shared,
             "pin": pin,
             "seam": seam,
             "replace": replace,
+            "memory": memory,
         }
         given = {key: value for key, value in body.items() if value is not None}
         answer: Json = self._transport.request("POST", "/kvedit/skills", {}, given)
@@ -92,7 +101,7 @@ class Client:
         purge: bool = False,
     ) -> Json:
         """Retire a skill; ``purge`` also drops the cached paths of running conversations."""
-        query = {**_namespace_query(namespace), "shared": _flag(shared), "purge": _flag(purge)}
+        query = {**namespace_query(namespace), "shared": flag(shared), "purge": flag(purge)}
         answer: Json = self._transport.request("DELETE", f"/kvedit/skills/{name}", query, None)
         return answer
 
@@ -117,16 +126,4 @@ class Client:
         return answer
 
     def _get(self, path: str, namespace: Namespace, **query: str) -> Any:
-        return self._transport.request("GET", path, {**_namespace_query(namespace), **query}, None)
-
-
-def _namespace_query(namespace: Namespace) -> Query:
-    if namespace is None:
-        return {}
-    if isinstance(namespace, str):
-        return {"cache_salt": namespace}
-    return {key: value for key, value in namespace.items() if value is not None}
-
-
-def _flag(value: bool) -> str:
-    return "1" if value else "0"
+        return self._transport.request("GET", path, {**namespace_query(namespace), **query}, None)

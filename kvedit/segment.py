@@ -48,6 +48,7 @@ class Skill:
     segment: Segment
     state: State = State.COMPILING
     pin: bool = False  # the caller asked for a pin
+    memory: bool = False  # its text may hold declared fields
     pinned: bool = False  # the cache holds the lock now
     rid: str | None = None  # compile request in flight
     stale: bool = False  # that compile began before a flush: its KV must not be used
@@ -77,6 +78,7 @@ class Skill:
             "state": self.state.value,
             "shared": segment.namespace == SHARED,
             "pinned": self.pinned,
+            "memory": self.memory,
             "seam": segment.seam,
             "uses": self.num_uses,
             "reason": self.failed_reason,

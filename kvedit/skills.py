@@ -122,6 +122,7 @@ class Registry:
         pin: bool,
         replace: bool,
         rid: str,
+        memory: bool = False,
     ) -> Declared:
         """Register content under a name, or find it registered.
 
@@ -149,7 +150,7 @@ class Registry:
                 (namespace, name), token_ids, compile_prefix
             )
             self._trim_retired()
-        skill.pin = pin
+        skill.pin, skill.memory = pin, memory
         self._set_seam(skill, seam)
         if skill.state in (State.READY, State.COMPILING):
             return Declared("exists", skill)

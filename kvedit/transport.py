@@ -8,15 +8,20 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from kvedit.errors import BadRequest, KvEditError, Unavailable, from_status
 
 Json = dict[str, Any]
 Query = Mapping[str, str]
+Namespace = str | Mapping[str, str | None] | None
 
 # Statuses of the host that have no class of their own here.
 _NEAREST = {401: 403, 405: 400, 413: 400}
+
+
+class Transport(Protocol):
+    def request(self, method: str, path: str, query: Query, body: Json | None) -> Any: ...
 
 
 class NoServer(Unavailable):
@@ -118,9 +123,27 @@ class EngineTransport:
         from sglang_patches.http.offline import Offline
 
         self._engine = engine
-        self._offline = Offline(engine.tokenizer_manager)
+        self._offline = Offline(engine.tokenizer_manager, engine.template_manager)
 
     def request(self, method: str, path: str, query: Query, body: Json | None) -> Any:
         """The same answers and errors as over HTTP."""
         answer = self._offline.answer(method, path, dict(query), body)
         return self._engine.loop.run_until_complete(answer)
+
+
+def namespace_query(namespace: Namespace) -> Query:
+    """A namespace as the query of a route spells it."""
+    if namespace is None:
+        return {}
+    if isinstance(namespace, str):
+        return {"cache_salt": namespace}
+    return {key: value for key, value in namespace.items() if value is not None}
+
+
+def namespace_json(namespace: Namespace) -> Any:
+    """A namespace as a body spells it; None is left out."""
+    return dict(namespace) if isinstance(namespace, Mapping) else namespace
+
+
+def flag(value: bool) -> str:
+    return "1" if value else "0"

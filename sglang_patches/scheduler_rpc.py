@@ -19,7 +19,7 @@ from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
 from kvedit.errors import BadRequest, KvEditError
 from kvedit.skills import Skill
-from sglang_patches import guard, testing_ops
+from sglang_patches import field_rpc, guard, testing_ops
 from sglang_patches.audit import audit_scheduler
 from sglang_patches.cache import KvEditCache
 from sglang_patches.runtime import Runtime
@@ -64,6 +64,8 @@ def _answer(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
 def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
     runtime.secret = runtime.secret or command["secret"]
     ids, prefix = array("q", command["ids"]), array("q", command["prefix"])
+    if not command["memory"]:
+        field_rpc.check_skill_text(runtime, command["name"], command["ns"], ids)
     if command["pin"]:
         current = runtime.registry.find(command["name"], command["ns"])
         runtime.pins.check(len(ids) + len(prefix), but=current)
@@ -75,6 +77,7 @@ def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, A
         seam=command["seam"],
         pin=command["pin"],
         replace=command["replace"],
+        memory=command["memory"],
         rid=command["rid"],
     )
     skill = declared.skill
@@ -144,6 +147,7 @@ def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
     states = Counter(skill.state.value for skill in runtime.registry.all())
     return {
         "skills": dict(states),
+        **field_rpc.status(runtime),
         "counters": {**runtime.metrics.to_status(), "hook_errors": dict(guard.errors)},
         "pool": {
             "size": runtime.pool_size,
@@ -192,4 +196,5 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "fault": testing_ops.fault,
     "dump": testing_ops.dump,
     "ranks": testing_ops.ranks,
+    **field_rpc.OPERATIONS,
 }

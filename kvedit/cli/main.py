@@ -10,7 +10,7 @@ from importlib import import_module
 from kvedit import __version__
 from kvedit.errors import BadRequest, KvEditError
 
-COMMANDS = ("serve", "skills", "status", "doctor", "events")
+COMMANDS = ("serve", "skills", "fields", "status", "doctor", "events")
 OK, FAILED, BAD_INPUT = 0, 1, 2
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+from kvedit.cli.table import print_table
 from kvedit.errors import BadRequest, Conflict
 
 _COLUMNS = ("name", "version", "num_tokens", "state", "shared", "pinned", "uses")
@@ -27,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--pin", action="store_true", help="keep it in the cache while room lasts")
     add.add_argument("--seam", type=int, help="tokens recomputed at the front of each splice")
     add.add_argument("--replace", action="store_true", help="take the place of other content")
+    add.add_argument("--memory", action="store_true", help="the text may hold declared fields")
     _finish(add, _add)
 
     listed = commands.add_parser("list", help="skills of a namespace, and the shared ones")
@@ -63,9 +65,11 @@ def _add(args: argparse.Namespace) -> int:
             pin=args.pin,
             seam=args.seam,
             replace=args.replace,
+            memory=args.memory,
         )
     except Conflict as error:  # the server names the field of its API
-        raise Conflict(str(error).replace("replace=true", "--replace")) from None
+        message = str(error).replace("replace=true", "--replace")
+        raise Conflict(message.replace("memory=true", "--memory")) from None
     print(json.dumps(view, indent=2))
     return 0
 
@@ -99,12 +103,7 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print("\n".join(map(json.dumps, skills)))
         return 0
-    rows = [_COLUMNS, *(tuple(str(skill[column]) for column in _COLUMNS) for skill in skills)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(_COLUMNS))]
-    for row in rows:
-        print(
-            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        )
+    print_table(_COLUMNS, skills)
     return 0
 
 

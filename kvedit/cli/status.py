@@ -9,6 +9,7 @@ from typing import Any
 
 from kvedit.cli.connect import add_connection, connect
 
+WARNINGS = "warnings"  # [text]
 SPLICES = "counters.splices"  # [{"outcome", "reason", "count"}]
 
 
@@ -39,6 +40,9 @@ def _rows(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif prefix == SPLICES:
         for counted in value:
             yield f"{prefix}.{counted['outcome']}", _count_and_reason(counted)
+    elif prefix == WARNINGS:
+        for warning in value:
+            yield prefix, warning
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from _rows(f"{prefix}.{key}" if prefix else key, inner)

@@ -33,9 +33,20 @@ class Registration:
     pin: bool
     seam: int | None
     replace: bool
+    memory: bool
 
 
-_FIELDS = ("name", "text", "input_ids", "namespace", "shared", "pin", "seam", "replace")
+_FIELDS = (
+    "name",
+    "text",
+    "input_ids",
+    "namespace",
+    "shared",
+    "pin",
+    "seam",
+    "replace",
+    "memory",
+)
 
 
 async def read_json(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> Any:
@@ -83,7 +94,7 @@ def parse_registration(body: Any) -> Registration:
     text, input_ids = typed("text", str, None), typed("input_ids", list, None)
     seam = typed("seam", int, None)
     shared, pin = typed("shared", bool, False), typed("pin", bool, False)
-    replace = typed("replace", bool, False)
+    replace, memory = typed("replace", bool, False), typed("memory", bool, False)
     cache_salt, extra_key, bad_namespace = parse_namespace(body.get("namespace"))
     problems += bad_namespace
 
@@ -113,6 +124,7 @@ def parse_registration(body: Any) -> Registration:
         pin=pin,
         seam=seam,
         replace=replace,
+        memory=memory,
     )
 
 

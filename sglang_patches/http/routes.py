@@ -25,6 +25,7 @@ Answer = Callable[[Request, Caller], Awaitable[Any]]
 
 def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
     """Add every route. Must run before the host decides whether it needs its key check."""
+    fields = service.fields
 
     async def register(request: Request, caller: Caller) -> Any:
         return await service.register(await read_json(request), caller)
@@ -42,6 +43,21 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
             shared=_flag(request, "shared"),
             purge=_flag(request, "purge"),
         )
+
+    async def declare(request: Request, caller: Caller) -> Any:
+        caller.require_admin("fields")  # before a body of megabytes is read
+        body = await read_json(request)
+        return await fields.declare(body, caller, lambda: request.app.state.openai_serving_chat)
+
+    async def fields_listed(request: Request, caller: Caller) -> Any:
+        return await fields.listed(caller)
+
+    async def field(request: Request, caller: Caller) -> Any:
+        return await fields.show(request.path_params["name"], caller)
+
+    async def undeclare(request: Request, caller: Caller) -> Any:
+        name, shared = request.path_params["name"], _flag(request, "shared")
+        return await fields.remove(name, caller, shared=shared)
 
     async def status(request: Request, caller: Caller) -> Any:
         return await service.status(caller)
@@ -65,6 +81,10 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
         ("GET", "/kvedit/skills", listed),
         ("GET", "/kvedit/skills/{name:path}", show),
         ("DELETE", "/kvedit/skills/{name:path}", remove),
+        ("POST", "/kvedit/fields", declare),
+        ("GET", "/kvedit/fields", fields_listed),
+        ("GET", "/kvedit/fields/{name:path}", field),
+        ("DELETE", "/kvedit/fields/{name:path}", undeclare),
         ("GET", "/kvedit/status", status),
         ("GET", "/kvedit/requests/{request_id:path}", report),
         ("GET", "/kvedit/tree", tree),

@@ -17,6 +17,7 @@ from sglang_patches import guard
 from sglang_patches.http import compiling, rpc, tokens
 from sglang_patches.http.auth import Caller
 from sglang_patches.http.body import Registration, parse_registration
+from sglang_patches.http.fields import FieldService
 from sglang_patches.http.mirror import Mirror
 from sglang_patches.http.recompile import Recompiler
 from sglang_patches.http.ring import ReportRing
@@ -37,6 +38,7 @@ class SkillService:
         self._secret = secrets.token_hex(32)
         self.recompiler = Recompiler(tokenizer_manager, self._secret)
         self._mirror = Mirror(tokenizer_manager)
+        self.fields = FieldService(tokenizer_manager)
         self._quota = QuotaBook(
             max_skills=config.client_max_skills,
             max_tokens=config.client_max_tokens,
@@ -161,6 +163,7 @@ class SkillService:
             "seam": wanted.seam,
             "pin": wanted.pin,
             "replace": wanted.replace,
+            "memory": wanted.memory,
             "rid": rid,
             "secret": self._secret,
         }

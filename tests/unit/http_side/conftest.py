@@ -14,7 +14,9 @@ from fastapi.testclient import TestClient
 
 from kvedit.config import Config
 from kvedit.errors import KvEditError
+from kvedit.fields import FieldBook
 from kvedit.skills import Registry
+from sglang_patches import field_rpc
 from sglang_patches.http.auth import Door
 from sglang_patches.http.routes import add_routes
 from sglang_patches.http.service import SkillService
@@ -46,6 +48,14 @@ class Manager:
         self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self.context_len, self.num_reserved_tokens, self.max_req_input_len = CONTEXT_LEN, 0, 500
         self.registry = Registry("host", 4)
+        self.runtime: Any = SimpleNamespace(
+            registry=self.registry,
+            fields=FieldBook(),
+            chat_form=None,
+            tokenizer=self.tokenizer,
+            decode=lambda ids: "".join(chr(i - 2) for i in ids),
+            publish=lambda kind, **fields: None,
+        )
         self.commands: list[dict[str, Any]] = []
         self.compiles: list[Any] = []
         self.held: asyncio.Event | None = None
@@ -82,16 +92,22 @@ class Manager:
 
     def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         op, registry = command["op"], self.registry
+        if op in field_rpc.OPERATIONS:
+            return field_rpc.OPERATIONS[op](None, self.runtime, command)
         if op == "register":
+            ids = array("q", command["ids"])
+            if not command["memory"]:
+                field_rpc.check_skill_text(self.runtime, command["name"], command["ns"], ids)
             declared = registry.declare(
                 name=command["name"],
                 namespace=command["ns"],
-                token_ids=array("q", command["ids"]),
+                token_ids=ids,
                 compile_prefix=array("q", command["prefix"]),
                 seam=command["seam"],
                 pin=command["pin"],
                 replace=command["replace"],
                 rid=command["rid"],
+                memory=command["memory"],
             )
             return {"outcome": declared.outcome, "skill": declared.skill.view()}
         if op == "compile_failed":
@@ -120,7 +136,12 @@ class Manager:
                 "prefix": list(segment.compile_prefix),
             }
         if op == "status":
-            return {"skills": {"ready": len(registry.all())}, "events": "ipc:///run/events/pub"}
+            fields = field_rpc.status(self.runtime)
+            return {
+                "skills": {"ready": len(registry.all())},
+                **fields,
+                "events": "ipc:///run/events/pub",
+            }
         return {"ok": True, "problems": [], "segments": []}
 
 

@@ -46,7 +46,7 @@ def url(manager: Any) -> Iterator[str]:
 def engine(manager: Any) -> Iterator[Any]:
     manager.server_args = SimpleNamespace(radix_cache_backend="kvedit")
     loop = asyncio.new_event_loop()
-    yield SimpleNamespace(tokenizer_manager=manager, loop=loop)
+    yield SimpleNamespace(tokenizer_manager=manager, template_manager=None, loop=loop)
     loop.close()
 
 

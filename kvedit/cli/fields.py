@@ -1,0 +1,107 @@
+"""kvedit fields add|list|show|remove"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+from kvedit.cli.table import print_table
+from kvedit.declaration import ROLES, STRATEGIES
+from kvedit.errors import Conflict
+
+_COLUMNS = ("name", "pattern", "strategy", "where", "base", "shared")
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add ``fields`` and its four commands; each sets ``func(args) -> exit status``."""
+    parser = subparsers.add_parser("fields", help="declare, list, show and remove fields")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    add = commands.add_parser("add", help="declare a place in prompts whose value may change")
+    add.add_argument("name", help="1 to 200 characters, no /")
+    add.add_argument("--pattern", required=True, help="one line of text with one {value}")
+    add.add_argument("--strategy", choices=STRATEGIES, help="what a change is served by")
+    add.add_argument("--base", help="the value that the cached prompt has")
+    add.add_argument("--role", choices=ROLES, help="messages to look in (default: system)")
+    add.add_argument("--occurrence", type=int, help="which of them, from 1 (default: 1)")
+    add.add_argument("--within", type=int, help="raw text: look in the first WITHIN tokens")
+    add.add_argument("--anchor", help="the line goes directly before this text's last occurrence")
+    add.add_argument("--template", help="the line: one {value}, at most one {name}")
+    add.add_argument(
+        "--cross-request", action="store_true", help="values are public inside the namespace"
+    )
+    add.add_argument("--shared", action="store_true", help="for every namespace")
+    add.add_argument("--replace", action="store_true", help="take the place of other content")
+    _finish(add, _add)
+
+    listed = commands.add_parser("list", help="fields of a namespace, and the shared ones")
+    listed.add_argument("--json", action="store_true", help="one JSON object per line")
+    _finish(listed, _list)
+
+    show = commands.add_parser("show", help="one field as JSON")
+    show.add_argument("name", help="of the namespace, else of the shared fields")
+    _finish(show, _show)
+
+    remove = commands.add_parser("remove", help="forget a field")
+    remove.add_argument("name", help="a field of exactly this namespace")
+    remove.add_argument("--shared", action="store_true", help="the shared field of that name")
+    _finish(remove, _remove)
+
+
+def _finish(parser: argparse.ArgumentParser, func: Any) -> None:
+    add_namespace(parser)
+    add_connection(parser)
+    parser.set_defaults(func=func)
+
+
+def _add(args: argparse.Namespace) -> int:
+    try:
+        view = connect(args).fields.add(
+            args.name,
+            pattern=args.pattern,
+            strategy=args.strategy,
+            base=args.base,
+            role=args.role,
+            occurrence=args.occurrence,
+            within=args.within,
+            anchor=args.anchor,
+            template=args.template,
+            cross_request=args.cross_request,
+            namespace=None if args.shared else namespace_of(args),
+            shared=args.shared,
+            replace=args.replace,
+        )
+    except Conflict as error:  # the server names the key of its API
+        raise Conflict(str(error).replace("replace=true", "--replace")) from None
+    print(json.dumps(view, indent=2))
+    return 0
+
+
+def _list(args: argparse.Namespace) -> int:
+    fields = connect(args).fields.list(namespace=namespace_of(args))
+    if args.json:
+        print("\n".join(map(json.dumps, fields)))
+    else:
+        print_table(_COLUMNS, [{**field, "where": _where(field["where"])} for field in fields])
+    return 0
+
+
+def _where(where: dict[str, Any]) -> str:
+    """ "system 1", or "first 400 tokens"."""
+    if "within" in where:
+        return f"first {where['within']} tokens"
+    return f"{where['role']} {where['occurrence']}"
+
+
+def _show(args: argparse.Namespace) -> int:
+    view = connect(args).fields.show(args.name, namespace=namespace_of(args))
+    print(json.dumps(view, indent=2))
+    return 0
+
+
+def _remove(args: argparse.Namespace) -> int:
+    view = connect(args).fields.remove(args.name, namespace=namespace_of(args), shared=args.shared)
+    print(json.dumps(view, indent=2))
+    return 0
