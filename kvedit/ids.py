@@ -40,6 +40,10 @@ def is_virtual(token_id: int) -> bool:
     return token_id >= VIRTUAL_BIT
 
 
+def count_virtual(ids: array[int]) -> int:
+    return int((np.frombuffer(ids, dtype=np.int64) >= VIRTUAL_BIT).sum()) if ids else 0
+
+
 def segment_of(token_id: int) -> tuple[int, int]:
     """(segment number, token index) that a virtual id stands for."""
     payload = token_id ^ VIRTUAL_BIT

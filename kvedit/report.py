@@ -6,7 +6,8 @@ preemption never revise it. exact + composed + derived + computed == prompt toke
     exact     from the cache, everything before it real
     composed  from the cache, spelled with a virtual id (copied: in this request)
     derived   from the cache, real itself but a composed token stands before it
-    computed  forwarded for this request (repaired: a seam token of a spliced span)
+    computed  forwarded for this request (repaired: a seam token of a spliced span; erratum: a
+              token of a line that an edit appended)
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class TokenSplit:
     derived: int = 0
     computed: int = 0
     repaired: int = 0
+    erratum: int = 0
     copied: int = 0
     spans: dict[int, Span] = field(default_factory=dict)  # by start
     refused: list[Refusal] = field(default_factory=list)
@@ -40,9 +42,11 @@ class TokenSplit:
         prefix_len: int,
         extend_end: int,
         copied: Iterable[tuple[int, int]] = (),
+        lines: Iterable[tuple[int, int]] = (),
     ) -> None:
         """Class the tokens that an admission of [0, prefix_len) cached, [prefix_len, extend_end)
-        forwarded, covers first. ``copied``: intervals realised for this request."""
+        forwarded, covers first. ``copied``: intervals realised for this request; ``lines``:
+        intervals of appended lines."""
         start, prefix_len = self.covered, min(prefix_len, self.num_tokens)
         if start < prefix_len:
             self._cover_cached(pieces, start, prefix_len, copied)
@@ -52,6 +56,9 @@ class TokenSplit:
             self.repaired += sum(
                 max(0, min(p.span.start, forwarded[1]) - max(p.span.match_start, forwarded[0]))
                 for p in pieces
+            )
+            self.erratum += sum(
+                max(0, min(stop, forwarded[1]) - max(first, forwarded[0])) for first, stop in lines
             )
         self.covered = max(start, forwarded[1], prefix_len)
 
@@ -76,7 +83,7 @@ class TokenSplit:
                 self.refused.append(refusal)
 
     def counts(self) -> dict[str, int]:
-        names = ("exact", "composed", "derived", "computed", "repaired", "copied")
+        names = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
         return {name: getattr(self, name) for name in names}
 
     def to_report(self) -> dict[str, Any]:

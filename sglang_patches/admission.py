@@ -72,6 +72,8 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             super()._commit_prefill_admission(req, admission, mamba_gap_reserve)
             if state is None:
                 return
+            if state.edit is not None:
+                state.edit.is_frozen = True
             if admission.is_chunked and state.pieces:
                 self._reserve_rest(req)
             _cover(self.tree_cache, req, state)
@@ -133,12 +135,17 @@ def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
         before = state.split.counts()
         lost, state.lost = state.lost, ()
         cache.runtime.refuse(state, tuple(refusal for _, refusal in lost))
-        state.evicted |= {segment for segment, r in lost if r.reason == "evicted"}
+        state.evicted |= {
+            segment
+            for segment, refusal in lost
+            if refusal.reason == "evicted" and not cache.runtime.is_path(segment)
+        }
         state.split.cover(
             state.pieces,
             prefix_len=req.prefix_len,
             extend_end=req.extend_end,
             copied=state.realised,
+            lines=() if state.edit is None else state.edit.line_intervals,
         )
         if state.is_counted:
             cache.runtime.metrics.count_tokens(before, state.split)

@@ -30,9 +30,11 @@ from kvedit.config import Config
 from kvedit.errors import Unsupported
 from kvedit.paths import Choice, choose_path
 from kvedit.skills import State
-from kvedit.spans import Pieces, Refusal, Span, run_end, served_ids
+from kvedit.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from sglang_patches.compile import fail_compile, finish_compile
 from sglang_patches.contract import broken, unapplied_hooks
+from sglang_patches.donors import is_cached
+from sglang_patches.editing import record_turn
 from sglang_patches.guard import boundary, trip
 from sglang_patches.realise import realise
 from sglang_patches.runtime import Runtime
@@ -57,7 +59,7 @@ class KvEditCache(UnifiedRadixCache):
 
     def _match_served(self, params: MatchPrefixParams, state: RequestState) -> MatchResult:
         key = params.key
-        choice = self.choose(key, state)
+        choice = self.choose(key, state.plan)
         state.pieces = choice.pieces
         state.lost = tuple((span.segment, self._refusal(span)) for span in choice.lost)
         served = MatchPrefixParams(
@@ -70,14 +72,14 @@ class KvEditCache(UnifiedRadixCache):
             result = result._replace(host_hit_length=ahead, best_match_node=result.last_device_node)
         return result
 
-    def choose(self, key: RadixKey, state: RequestState) -> Choice:
+    def choose(self, key: RadixKey, plan: Plan) -> Choice:
         """The spelling of ``key`` (real ids) that leaves the fewest tokens to compute.
 
         A plan may be older than the registry. A segment that is gone (purged, or given a new
         number because its cached paths are not to be trusted) is not even looked up.
         """
-        known = [tuple(filter(self._known, spans)) for spans in state.plan.alternatives]
-        gone = [span for span in state.plan.spans if not self._known(span)]
+        known = [tuple(filter(self._known, spans)) for spans in plan.alternatives]
+        gone = [span for span in plan.spans if not self._known(span)]
         choice = choose_path(
             [spans for spans in known if spans],
             num_tokens=len(key.token_ids),
@@ -87,12 +89,15 @@ class KvEditCache(UnifiedRadixCache):
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
 
     def _known(self, span: Span) -> bool:
-        return self.runtime.registry.by_number(span.segment) is not None
+        runtime = self.runtime
+        if runtime.is_path(span.segment):
+            return runtime.paths.by_number(span.segment) is not None
+        return runtime.registry.by_number(span.segment) is not None
 
     def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
         """(segment, why) of what the request could not compose if it were admitted now."""
         key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        return [(span.segment, self._refusal(span)) for span in self.choose(key, state).lost]
+        return [(span.segment, self._refusal(span)) for span in self.choose(key, state.plan).lost]
 
     def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:
         """Match without a request: nothing but recency changes."""
@@ -102,6 +107,8 @@ class KvEditCache(UnifiedRadixCache):
         return self._state_of(span) is State.READY
 
     def _state_of(self, span: Span) -> State:
+        if self.runtime.is_path(span.segment):
+            return State.READY if is_cached(self, span) else State.EVICTED
         skill = self.runtime.registry.by_number(span.segment)
         return State.RETIRED if skill is None else skill.state
 
@@ -145,6 +152,10 @@ class KvEditCache(UnifiedRadixCache):
             with boundary("finish_compile", lambda: fail_compile(self, req)):
                 trip("finish_compile")
                 finish_compile(self, req)
+        elif state.edit is not None and req.finished():
+            with boundary("record_turn", lambda: None):
+                trip("record_turn")
+                record_turn(self, req, state, up_to)
         elif pieces and not req.finished() and up_to == req.extend_end:
             with boundary("checkpoint", lambda: state.drop(up_to, "internal_error")):
                 trip("checkpoint")

@@ -69,6 +69,11 @@ HOOKED = (
         "self selected_indices",
         "admission (pins yield)",
     ),
+    _symbol(
+        "managers.schedule_batch.Req.init_next_round_input",
+        "self tree_cache cow_mamba",
+        "intake (which prompt is served), admission",
+    ),
     _symbol(_TOKENIZER + "generate_request", "self obj request", "http.intake"),
     _symbol(_TOKENIZER + "_handle_abort_finish_reason", "self out state is_stream", "http.reports"),
 )
@@ -117,11 +122,6 @@ CALLED = (
         "managers.schedule_batch.Req.set_finish_with_abort",
         "self error_msg status_code err_type",
         "intake",
-    ),
-    _symbol(
-        "managers.schedule_batch.Req.init_next_round_input",
-        "self tree_cache cow_mamba",
-        "admission",
     ),
     _symbol(
         "managers.scheduler_components.output_streamer."

@@ -18,9 +18,10 @@ from kvedit.report import TokenSplit
 from kvedit.skills import State
 from kvedit.spans import Plan, Refusal
 from sglang_patches.cache import KvEditCache
+from sglang_patches.editing import choose_prompt, read_edits, serve, unmet
 from sglang_patches.guard import boundary, trip
 from sglang_patches.runtime import Runtime
-from sglang_patches.state import RequestState
+from sglang_patches.state import EditState, RequestState, state_of
 
 RECOVERABLE = (State.EVICTED.value, State.COMPILING.value)
 REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
@@ -35,6 +36,25 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
     with boundary("intake", lambda: _forget(cache.runtime, req)):
         trip("intake")
         _take_in(cache, req, recv_req)
+
+
+def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
+    """BEFORE ``Req.init_next_round_input``: decide which prompt is tried for admission."""
+    state = state_of(req)
+    if state is None or state.edit is None or state.edit.is_frozen or tree_cache is None:
+        return
+    edit = state.edit
+    if not state.is_valid_for(req):
+        state.edit = None  # refused or truncated by the host: nothing may be served instead
+        return
+    with boundary("choose_prompt", lambda: _serve_as_sent(tree_cache.runtime, req, state, edit)):
+        trip("choose_prompt")
+        choose_prompt(tree_cache, req, state, edit)
+
+
+def _serve_as_sent(runtime: Runtime, req: Any, state: RequestState, edit: EditState) -> None:
+    serve(runtime, req, state, edit, edit.sent)
+    state.edit = None
 
 
 def _forget(runtime: Runtime, req: Any) -> None:
@@ -54,21 +74,22 @@ def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
         _announce_compile(runtime, req, skill.number)
         return
     requested = _requested(recv_req)
-    if requested is None and not len(runtime.registry.matcher):
+    if requested is None and not len(runtime.registry.matcher) and not len(runtime.fields):
         return  # installed but unused: nothing of ours touches the request
     try:
         options = parse_options(requested)
     except BadRequest as error:
         _refuse_request(req, recv_req, str(error))
         return
-    state = _plan(runtime, req, recv_req, options)
+    state = _plan(cache, req, recv_req, options)
     req.kvedit = state
     req.customized_info = {**(req.customized_info or {}), "kvedit": [state.report()]}
-    if options.splice == "require":
-        unmet = _unmet_reasons(cache, req, state)
-        if unmet:
-            req.customized_info["kvedit"] = [state.report()]
-            _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(unmet))
+    reasons = _unmet_reasons(cache, req, state) if options.splice == "require" else []
+    if options.edits == "require":
+        reasons += _unmet_edits(cache, req, state)
+    if reasons:
+        req.customized_info["kvedit"] = [state.report()]
+        _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(reasons))
 
 
 def _requested(recv_req: Any) -> object:
@@ -91,12 +112,23 @@ def _announce_compile(runtime: Runtime, req: Any, segment: int) -> None:
     )
 
 
-def _plan(runtime: Runtime, req: Any, recv_req: Any, options: Options) -> RequestState:
-    ids = req.origin_input_ids
+def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> RequestState:
+    runtime, ids = cache.runtime, req.origin_input_ids
     # The host reads an empty salt or key as none, so does the HTTP side when it registers.
     namespace = namespace_tag(
         recv_req.cache_salt or None, recv_req.extra_key or None, recv_req.lora_id
     )
+
+    def plan_of(prompt: array[int]) -> Plan:
+        return plan_spans(
+            prompt,
+            runtime.registry,
+            namespace,
+            options,
+            runtime.plan_limits(_last_position(prompt, recv_req)),
+            lambda start, stop: runtime.decode(prompt[start:stop]),
+        )
+
     blockers = _blockers(req, recv_req)
     if blockers:
         plan = Plan(
@@ -105,14 +137,7 @@ def _plan(runtime: Runtime, req: Any, recv_req: Any, options: Options) -> Reques
             refused=tuple(Refusal(skill="", reason=reason) for reason in blockers),
         )
     else:
-        plan = plan_spans(
-            ids,
-            runtime.registry,
-            namespace,
-            options,
-            runtime.plan_limits(_last_position(ids, recv_req)),
-            lambda start, stop: runtime.decode(ids[start:stop]),
-        )
+        plan = plan_of(ids)
     state = RequestState(
         namespace=namespace,
         options=options,
@@ -122,6 +147,9 @@ def _plan(runtime: Runtime, req: Any, recv_req: Any, options: Options) -> Reques
         is_counted=recv_req.sampling_params.max_new_tokens != 0,
     )
     runtime.refuse(state, plan.refused)
+    # Logprobs of the prompt's tokens are logprobs of the tokens that the client sent.
+    if not blockers and not (recv_req.return_logprob and recv_req.logprob_start_len >= 0):
+        state.edit = read_edits(cache, req, namespace, options, plan, plan_of)
     return state
 
 
@@ -160,6 +188,12 @@ def _unmet_reasons(cache: KvEditCache, req: Any, state: RequestState) -> list[st
     lost = cache.preview(req, state)
     state.evicted |= {segment for segment, r in lost if r.reason in RECOVERABLE}
     return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
+
+
+def _unmet_edits(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+    if state.edit is not None:
+        return unmet(cache, req, state.edit)
+    return ["edits: no field is declared, or the request asks for what they do not support"]
 
 
 def _spelled(refusal: Refusal) -> str:

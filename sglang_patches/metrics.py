@@ -11,7 +11,7 @@ from typing import Any
 
 from kvedit.report import TokenSplit
 
-KINDS = ("exact", "composed", "derived", "computed", "repaired", "copied")
+KINDS = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
 
 
 class Metrics:
@@ -50,7 +50,7 @@ class Metrics:
             self._prometheus = (
                 PrometheusCounter(
                     "kvedit_tokens",
-                    "Prompt tokens by class (repaired is part of computed, copied of composed)",
+                    "Prompt tokens by class (computed holds repaired and erratum, composed copied)",
                     ["kind", "model_name"],
                 ),
                 PrometheusCounter(

@@ -38,6 +38,11 @@ def _register_scheduler_hooks() -> None:
         HookType.BEFORE,
     )
     HookRegistry.register(
+        "sglang.srt.managers.schedule_batch.Req.init_next_round_input",
+        intake.prompt_hook,
+        HookType.BEFORE,
+    )
+    HookRegistry.register(
         "sglang.srt.managers.schedule_batch.ScheduleBatch.check_decode_mem",
         admission.decode_memory_hook,
         HookType.AROUND,

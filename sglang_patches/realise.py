@@ -74,6 +74,8 @@ def _collect_donors(
 
 def _lost(cache: KvEditCache, state: RequestState, segment: int) -> str:
     """Why a donor is not there: its skill was purged since the match, or its KV was evicted."""
+    if cache.runtime.is_path(segment):
+        return "evicted"
     if cache.runtime.registry.by_number(segment) is None:
         return "retired"
     cache.runtime.donor_lost(segment)
@@ -144,7 +146,8 @@ def _count(cache: KvEditCache, state: RequestState, start: int, stop: int) -> No
     state.realised.append((start, stop))
     for piece in state.pieces:
         if piece.start < stop and piece.stop > start:
-            cache.runtime.registry.touch(piece.span.segment)
+            if not cache.runtime.is_path(piece.span.segment):
+                cache.runtime.registry.touch(piece.span.segment)
             if state.is_counted:
                 cache.runtime.metrics.count_splice("realised")
                 cache.runtime.publish(

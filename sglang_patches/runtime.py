@@ -7,16 +7,21 @@ import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from kvedit.config import Config
+from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
 from kvedit.fields import FieldBook
 from kvedit.identity import host_identity
+from kvedit.ledger import Ledger
 from kvedit.planner import PlanLimits
+from kvedit.seenvalues import SeenValues
 from kvedit.skills import Registry, Segment, Skill, State
 from kvedit.spans import Refusal
+from kvedit.tokentext import TokenText
 from sglang_patches.copies import CopyQueue
 from sglang_patches.donors import cached_path
 from sglang_patches.events import EventPublisher
@@ -68,6 +73,10 @@ class Runtime:
         )
         self.publisher = EventPublisher(config.home / "run") if is_first_rank else None
         self._cached_path = lambda skill: cached_path(cache, skill)
+        self.ledger = Ledger()
+        self.paths = PathBook()
+        self.seen_values = SeenValues()
+        self.max_request_tokens = min(ctx.model_config.context_len, self.pool_size) - 1
         self.secret = ""  # set by the first registration; part of the skills' tree namespace
 
     # ---- names and limits
@@ -76,6 +85,16 @@ class Runtime:
         """extra_key of a segment's own path. Clients cannot probe it: the secret is random per
         server start and never leaves the two processes."""
         return f"kvedit/{self.secret}/{segment}"
+
+    @cached_property
+    def tokens(self) -> TokenText:
+        """The tokenizer's text, token by token. Raises Unsupported where it cannot be told; a
+        server like that refuses to declare fields."""
+        return TokenText(self.tokenizer)
+
+    def is_path(self, segment: int) -> bool:
+        """Whether a number names a path of an earlier turn instead of a segment."""
+        return segment >= FIRST_PATH_NUMBER
 
     def decode(self, ids: array[int]) -> str:
         """Text of ``ids``, special tokens kept; empty without a tokenizer (then a match starts
@@ -148,11 +167,16 @@ class Runtime:
             self.pins.release(segment.number)
 
     def distrust_everything(self) -> None:
+        self.ledger.clear()
+        self.paths.clear()
         for skill in self.registry.all():
             self.distrust(skill.number)
 
     def distrust(self, segment: int) -> None:
         """Paths composed from this segment may hold unwritten slots: never match them again."""
+        if self.is_path(segment):
+            self.paths.drop(segment)
+            return
         self.pins.release(segment)
         self.registry.renumber(segment)
         self.publish("skill_evicted", segment=segment)
@@ -177,6 +201,8 @@ class Runtime:
     def new_epoch(self, why: str) -> None:
         """Whatever shapes KV changed. Skills are evicted and their old paths unreachable."""
         self.weight_epoch += 1
+        self.ledger.clear()
+        self.paths.clear()
         self.pins.release_all()
         self.registry.new_epoch(self._identity())
         self.forget_dropped()

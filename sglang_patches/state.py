@@ -6,12 +6,57 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvedit.clientprompt import ClientPrompt
+from kvedit.ledger import Found, Scope
 from kvedit.options import Options
 from kvedit.report import TokenSplit
 from kvedit.spans import Pieces, Plan, Refusal, cut, served_ids
+from kvedit.variants import Variant
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
+
+
+@dataclass(slots=True)
+class EditState:
+    """What editing knows about one request.
+
+    weight_epoch   when it was planned: a turn that ends in another one is not recorded
+    found      the earlier turns of its conversation, as they were when it came
+    sent       the prompt as the client sent it; others: what may be served instead
+    chosen     the one that is served; is_frozen: it was admitted, so it stays
+    max_new_tokens   as the host left it for the prompt that was sent
+    """
+
+    client: ClientPrompt
+    scope: Scope
+    weight_epoch: int
+    found: Found
+    sent: Variant
+    others: tuple[Variant, ...] = ()
+    chosen: Variant = field(init=False)
+    is_frozen: bool = False
+    max_new_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        self.chosen = self.sent
+
+    @property
+    def line_intervals(self) -> list[tuple[int, int]]:
+        return [(line.start, line.stop) for line in self.chosen.new_lines]
+
+    def report(self) -> dict[str, object]:
+        fields = self.client.fields
+        return {
+            "client_prompt_tokens": len(self.client.ids),
+            "base": self.chosen.base,
+            "errata": [
+                {"field": fields[line.number].name, "start": line.start, "stop": line.stop}
+                for line in self.chosen.new_lines
+            ],
+            "edited": [fields[number].name for number in self.chosen.edited],
+            "unedited": [{"field": u.field, "reason": u.reason} for u in self.client.unedited],
+        }
 
 
 @dataclass(slots=True)
@@ -23,6 +68,7 @@ class RequestState:
     lost       (segment, refusal) of spans that the last match could not compose; it counts only
                once the request is admitted, for a waiting request is matched again and again
     evicted    segments that a refusal found evicted: the HTTP process recompiles them
+    edit       which prompt is served; None where no field concerns the request
     """
 
     namespace: str
@@ -35,6 +81,14 @@ class RequestState:
     realised: list[tuple[int, int]] = field(default_factory=list)
     lost: tuple[tuple[int, Refusal], ...] = ()
     evicted: set[int] = field(default_factory=set)
+    edit: EditState | None = None
+
+    def replan(self, plan: Plan) -> None:
+        """Another prompt is served; nothing of it is covered yet."""
+        refused = self.split.refused
+        self.plan, self.pieces, self.lost = plan, (), ()
+        self.split = TokenSplit(plan.num_tokens)
+        self.split.refuse(refused)
 
     def is_valid_for(self, req: Req) -> bool:
         """A plan holds for exactly the prompt it was made for. The host may have replaced it
@@ -57,7 +111,8 @@ class RequestState:
         self.give_up(position, tuple(Refusal(skill=s, reason=reason) for s in sorted(lost)))
 
     def report(self) -> dict[str, object]:
-        return self.split.to_report() | {"evicted": sorted(self.evicted)}
+        report = self.split.to_report() | {"evicted": sorted(self.evicted)}
+        return report if self.edit is None else report | self.edit.report()
 
 
 def state_of(req: Req | None) -> RequestState | None:

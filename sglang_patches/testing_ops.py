@@ -50,7 +50,7 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
     ids = array("q", command["ids"])
     state = _planned(runtime, ids, command)
     key = RadixKey(ids, command["extra_key"])
-    choice = cache.choose(key, state)
+    choice = cache.choose(key, state.plan)
     node = cache.match_spelled(key, choice.pieces).last_device_node
     slots = cache.path_device_indices(node)[: choice.matched]
     pool = cache.token_to_kv_pool_allocator.get_kvcache()

@@ -22,7 +22,7 @@ from tests.server.harness import BASE, Server, ServerPool, fresh_name, random_id
 pytestmark = pytest.mark.real_server
 
 KVEDIT = Path(sys.executable).with_name("kvedit")
-CLASSES = ("exact", "composed", "derived", "computed", "repaired", "copied")
+CLASSES = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
 SAMPLE = re.compile(r"^kvedit_(tokens|splices)_total\{(.*)\} (\S+)$", re.MULTILINE)
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 

@@ -1,0 +1,235 @@
+"""Editing: which prompt a request is served with.
+
+Intake reads the fields and builds the prompts that could be served instead of the one that was
+sent; the prompt is decided each time the request is tried for admission, by the tokens that the
+tree saves, and stays once it is admitted. When the request ends, the turn enters the ledger.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from kvedit.clientprompt import ClientPrompt, read_prompt
+from kvedit.fields import Strategy
+from kvedit.ledger import Entry, Found, Scope
+from kvedit.locate import window_ids
+from kvedit.options import Options
+from kvedit.served import ServedPath
+from kvedit.spans import Plan, cut, served_ids
+from kvedit.variants import Tools, Variant, as_sent, on_conversation, on_values
+from sglang_patches.state import EditState, RequestState
+
+MIN_ROOM = 5  # what the host wants to be left behind any prompt
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang_patches.cache import KvEditCache
+    from sglang_patches.runtime import Runtime
+
+
+def read_edits(
+    cache: KvEditCache,
+    req: Any,
+    namespace: str,
+    options: Options,
+    plan: Plan,
+    plan_of: Callable[[array[int]], Plan],
+) -> EditState | None:
+    """What may be served instead of the request's prompt; None if no field concerns it."""
+    runtime = cache.runtime
+    fields = runtime.fields.visible(namespace)
+    if not fields or options.edits == "off":
+        return None
+    client = read_prompt(req.origin_input_ids, fields, runtime.chat_form, runtime.tokens)
+    sent = as_sent(client, plan)
+    scope: Scope = (namespace, options.conversation or "")
+    if not client.windows:
+        return EditState(
+            client=client,
+            scope=scope,
+            weight_epoch=runtime.weight_epoch,
+            found=Found(reason="no_field"),
+            sent=sent,
+        )
+    found = runtime.ledger.find(
+        scope,
+        client.masked,
+        client.masked.to_masked(client.anchor),
+        public=client.is_public,
+        text_of=lambda ids: runtime.tokens.joined(ids)[0],
+    )
+    tools = _tools(cache, req, client, options, plan_of)
+    return EditState(
+        client=client,
+        scope=scope,
+        weight_epoch=runtime.weight_epoch,
+        found=found,
+        sent=sent,
+        others=tuple(_variants(runtime, client, scope, found, tools)),
+    )
+
+
+def _variants(
+    runtime: Runtime, client: ClientPrompt, scope: Scope, found: Found, tools: Tools
+) -> Iterator[Variant]:
+    if all(tools.strategy_of(number) == "recompute" for number in client.fields):
+        return
+    yield from on_conversation(client, found, tools)
+    declared = [(f.number, (f.base,)) for f in client.fields.values() if f.base is not None]
+    yield from on_values(client, "declared", declared, tools)
+    seen = [
+        (number, runtime.seen_values.of(scope[0], number))
+        for number, field in client.fields.items()
+        if field.cross_request
+    ]
+    yield from on_values(client, "cross_request", [pair for pair in seen if pair[1]], tools)
+
+
+def _tools(
+    cache: KvEditCache,
+    req: Any,
+    client: ClientPrompt,
+    options: Options,
+    plan_of: Callable[[array[int]], Plan],
+) -> Tools:
+    runtime = cache.runtime
+
+    def cached(ids: array[int], plan: Plan) -> tuple[ServedPath, int]:
+        choice = cache.choose(_key(req, ids), plan)
+        return ServedPath(ids=ids, pieces=cut(choice.pieces, choice.matched)), choice.matched
+
+    def line_ids(number: int, value: str) -> array[int]:
+        line = client.fields[number].line(value)
+        return runtime.tokens.encode(f"{line}\n" if client.own_line else f"\n{line}")
+
+    return Tools(
+        plan_of=plan_of,
+        cached=cached,
+        donor_of=lambda path: runtime.paths.number_of(
+            (req.extra_key, req.cache_salt), served_ids(path.ids, path.pieces)
+        ),
+        line_ids=line_ids,
+        window_ids=lambda number, value: window_ids(
+            client.located[number], client.ids, value, runtime.tokens
+        ),
+        strategy_of=lambda number: strategy_in_force(client.fields[number].strategy, options),
+        page_size=runtime.page_size,
+        min_span_tokens=runtime.config.min_span_tokens,
+        repair=options.repair or 0,
+        topk=options.topk or 0,
+    )
+
+
+def strategy_in_force(declared: Strategy, options: Options) -> Strategy:
+    """The request's strategy, else the field's. Until a gate has measured the model, ``auto`` is
+    edit+erratum. A request that wants nothing spliced gets nothing composed."""
+    strategy = options.strategy or declared
+    if strategy == "auto":
+        strategy = "edit+erratum"
+    if options.splice == "off":
+        without: dict[Strategy, Strategy] = {"edit": "recompute", "edit+erratum": "erratum"}
+        return without.get(strategy, strategy)
+    return strategy
+
+
+def choose_prompt(cache: KvEditCache, req: Any, state: RequestState, edit: EditState) -> None:
+    """Serve the prompt that leaves the fewest tokens to compute; a tie goes to the one sent."""
+    if edit.max_new_tokens is None:
+        edit.max_new_tokens = req.sampling_params.max_new_tokens
+    fitting = [v for v in edit.others if _fits(cache.runtime, edit, v)]
+    chosen = min((edit.sent, *fitting), key=lambda variant: _computed(cache, req, variant))
+    if chosen is not edit.chosen:
+        serve(cache.runtime, req, state, edit, chosen)
+
+
+def _fits(runtime: Runtime, edit: EditState, variant: Variant) -> bool:
+    """Whether the variant leaves the client the output tokens it was promised. What the host has
+    cut to the room behind the prompt is cut to the room behind the variant."""
+    assert edit.max_new_tokens is not None
+    room = _room(runtime, variant)
+    was_cut = edit.max_new_tokens == _room(runtime, edit.sent)
+    return room >= MIN_ROOM and (was_cut or edit.max_new_tokens <= room)
+
+
+def _room(runtime: Runtime, variant: Variant) -> int:
+    """Output tokens that fit behind a prompt (the host's own rule)."""
+    return runtime.max_request_tokens - len(variant.path.ids) - 1
+
+
+def serve(
+    runtime: Runtime, req: Any, state: RequestState, edit: EditState, variant: Variant
+) -> None:
+    """Make ``variant`` the request's prompt. Only before it is admitted."""
+    before, ids = len(req.origin_input_ids), variant.path.ids
+    if req.logprob_start_len == before:  # "output tokens only"
+        req.logprob_start_len = len(ids)
+    req.origin_input_ids = req.origin_input_ids_unpadded = ids
+    req.full_untruncated_fill_ids = array("q")  # the host builds it anew
+    if edit.max_new_tokens is not None:
+        req.sampling_params.max_new_tokens = min(edit.max_new_tokens, _room(runtime, variant))
+    state.replan(variant.plan)
+    edit.chosen = variant
+
+
+def _computed(cache: KvEditCache, req: Any, variant: Variant) -> int:
+    return cache.choose(_key(req, variant.path.ids), variant.plan).computed
+
+
+def _key(req: Any, ids: array[int]) -> RadixKey:
+    return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
+
+
+def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
+    """Why ``edits: require`` cannot be met: reuse must reach beyond every field."""
+    reasons = [f"{item.field}: {item.reason}" for item in edit.client.unedited]
+    if edit.client.windows:
+        fields_end = edit.client.windows[-1].stop
+        variants = [edit.sent, *edit.others]
+        if not any(_reaches(cache, req, edit, v, fields_end) for v in variants):
+            reasons.append(edit.found.reason or "no_base")
+    return reasons or ([] if edit.client.windows else ["no_field"])
+
+
+def _reaches(
+    cache: KvEditCache, req: Any, edit: EditState, variant: Variant, fields_end: int
+) -> bool:
+    choice = cache.choose(_key(req, variant.path.ids), variant.plan)
+    reused = len(variant.path.ids) - choice.computed
+    return reused > fields_end or choice.matched > fields_end
+
+
+def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -> None:
+    """The request ended with ``up_to`` tokens of its path in the tree."""
+    edit, runtime = state.edit, cache.runtime
+    if edit is None or not edit.client.windows or not edit.is_frozen:
+        return
+    if edit.weight_epoch != runtime.weight_epoch:
+        return
+    variant, client, found = edit.chosen, edit.client, edit.found
+    reply = array("q", req.output_ids)
+    known = found.lineage is not None
+    entry = Entry(
+        masked=client.masked.ids[: client.masked.to_masked(client.anchor)],
+        path=ServedPath(
+            ids=(variant.path.ids + reply)[:up_to],
+            pieces=state.pieces,
+            windows=variant.path.windows,
+            lines=variant.path.lines,
+        ),
+        anchor=variant.anchor,
+        lines_end=variant.lines_end,
+        reply_start=len(variant.path.ids),
+        lineage=found.lineage if found.lineage is not None else runtime.ledger.new_lineage(),
+        depth=found.depth if known else 0,
+        reply=reply,
+    )
+    if up_to >= entry.lines_end:
+        runtime.ledger.record(edit.scope, entry)
+    for window in client.windows:
+        if client.fields[window.number].cross_request:
+            runtime.seen_values.add(edit.scope[0], window.number, window.value)
