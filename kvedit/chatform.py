@@ -14,9 +14,7 @@ from kvedit.chatread import (
     Marks,
     Message,
     find_anchor,
-    literal_anchor,
     messages,
-    raw_anchor,
 )
 from kvedit.errors import Unsupported
 from kvedit.tokentext import Tokens
@@ -26,9 +24,7 @@ __all__ = [
     "Message",
     "derive_chat_form",
     "find_anchor",
-    "literal_anchor",
     "messages",
-    "raw_anchor",
 ]
 
 Render = Callable[[list[dict[str, str]], bool], Sequence[int]]
@@ -73,6 +69,7 @@ class _Findings:
 def derive_chat_form(render: Render, tokens: Tokens) -> ChatForm:
     """The form of the template behind ``render(messages, add_generation_prompt) -> ids``.
 
+    ``render`` raises ValueError for a conversation that the template refuses.
     A role that the template refuses, or whose marks plain text could imitate, is left out and
     named in ``lacking``. Raises Unsupported when not even a user's message can be told.
     """
@@ -107,7 +104,7 @@ def _render(roles: Sequence[str], render: Render, tokens: Tokens, findings: _Fin
     blamed = next((role for role in OPTIONAL if role in roles), "user")
     try:
         plain, prompt = render(conversation, False), render(conversation, True)
-    except Exception as error:  # a template refuses in its own words; they become the reason
+    except ValueError as error:
         findings.refused[blamed] = f"expected it to be rendered, got {str(error)[:200]!r}"
         return
     gaps, prompt_gaps = _gaps(roles, texts, plain, tokens), _gaps(roles, texts, prompt, tokens)

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from kvedit.tokentext import Tokens
-
 Ids = tuple[int, ...]
 Marks = tuple[tuple[str, Ids], ...]  # (role, ids); a role may have several
 
@@ -88,28 +86,6 @@ def find_anchor(form: ChatForm, ids: Sequence[int]) -> int | None:
         if len(suffix) <= len(ids) and tuple(ids[len(ids) - len(suffix) :]) == suffix:
             return len(ids) - len(suffix)
     return None
-
-
-def raw_anchor(ids: Sequence[int], tokens: Tokens) -> int:
-    """Start of the last line, as a token edge at or before it; never before leading marks."""
-    first = 0
-    while first < len(ids) and ids[first] in tokens.special_ids:
-        first += 1
-    window = 256
-    while True:
-        begin = max(first, len(ids) - window)
-        data, ends = tokens.joined(ids[begin:])
-        line = max(data.rstrip(b"\r\n").rfind(b"\n"), data.rstrip(b"\r\n").rfind(b"\r")) + 1
-        if line > 0 or begin == first:
-            return begin + int(np.searchsorted(ends, line, side="right")) if line else begin
-        window *= 4
-
-
-def literal_anchor(ids: Sequence[int], tokens: Tokens, text: str) -> int | None:
-    """Token edge at or before the last occurrence of ``text``; None: it does not occur."""
-    data, ends = tokens.joined(ids)
-    position = data.rfind(text.encode())
-    return None if position < 0 else int(np.searchsorted(ends, position, side="right"))
 
 
 def _first_ids(form: ChatForm) -> list[int]:
