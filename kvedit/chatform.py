@@ -14,7 +14,9 @@ from kvedit.chatread import (
     Marks,
     Message,
     find_anchor,
+    literal_anchor,
     messages,
+    raw_anchor,
 )
 from kvedit.errors import Unsupported
 from kvedit.tokentext import Tokens
@@ -24,7 +26,9 @@ __all__ = [
     "Message",
     "derive_chat_form",
     "find_anchor",
+    "literal_anchor",
     "messages",
+    "raw_anchor",
 ]
 
 Render = Callable[[list[dict[str, str]], bool], Sequence[int]]

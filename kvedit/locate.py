@@ -108,32 +108,6 @@ def window_ids(
     return None
 
 
-def raw_anchor(ids: Sequence[int], tokens: Tokens) -> int:
-    """Where a line goes in raw text: the start of the last line, as a token edge at or before it.
-
-    Line breaks at the very end begin no line. Never in front of leading control tokens (BOS).
-    """
-    first = next((i for i, token in enumerate(ids) if token not in tokens.special_ids), len(ids))
-    num_tokens = 256
-    while True:
-        begin = max(first, len(ids) - num_tokens)
-        data, ends = tokens.joined(ids[begin:])
-        text = data.rstrip(b"\r\n")
-        line = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-        if line > 0:
-            return begin + _token_at(ends, line)
-        if begin == first:
-            return first
-        num_tokens *= 4
-
-
-def literal_anchor(ids: Sequence[int], tokens: Tokens, text: str) -> int | None:
-    """Token edge at or before the last occurrence of ``text``; None: it does not occur."""
-    data, ends = tokens.joined(ids)
-    position = data.rfind(text.encode())
-    return None if position < 0 else _token_at(ends, position)
-
-
 def _region(field: Field, ids: Sequence[int], form: ChatForm | None) -> _Region | None:
     where = field.where
     if where.within is not None:
