@@ -38,6 +38,7 @@ from dataclasses import field as dataclass_field
 from typing import TYPE_CHECKING, Any
 
 from kvedit.checks import check_name
+from kvedit.declaration import VALUE, text_problem
 from kvedit.errors import BadRequest, Forbidden, NotFound
 from kvedit.options import parse_options
 from kvedit.transport import Json, NoServer
@@ -56,7 +57,6 @@ __all__ = [
     "skill",
 ]
 
-VALUE = "{value}"
 # A memory is looked for in each prompt until its text is known to the server; these many last.
 MAX_MEMORIES = 1024
 
@@ -136,8 +136,11 @@ def field(name: str, value: Any) -> Any:
     if _is_expression(value):
         return _constant(front) + value + _constant(back)
     text = str(value)
-    if not text.strip() or len(text.splitlines()) != 1 or text != text.strip("\r\n"):
-        raise BadRequest(f"kvedit: field {name!r}: expected one line of text, got {text[:40]!r}")
+    problem = text_problem(text)
+    if problem is not None:
+        raise BadRequest(
+            f"kvedit: field {name!r}: expected one line of text, got {text[:40]!r} ({problem})"
+        )
     return _constant(front + text + back)
 
 
@@ -206,7 +209,9 @@ def options(s: Any, **wanted: Any) -> None:
 def report(s: Any, variable: str) -> Json | None:
     """The token classes of the request that made ``variable`` (``meta_info["kvedit"]``).
 
-    None on a backend without kvedit. Raises NotFound when that request failed or was never made.
+    None on a backend without kvedit, and from a server where nothing is registered when the program
+    sets no options: nothing of ours touches such a request. Raises NotFound when that request
+    failed or was never made.
     """
     meta: Json | None = s.get_meta_info(variable)
     if meta is None:

@@ -315,7 +315,7 @@ def test_a_field_takes_an_expression_and_a_pattern_with_an_end(url: str) -> None
     assert program.run(backend=Echo()).text() == "<mood>6</mood><mood>7</mood>"
 
 
-@pytest.mark.parametrize("value", ["", "  ", "a\nb", "a\n", "a\u2028b"])
+@pytest.mark.parametrize("value", ["", "  ", "a\nb", "a\n", "a\u2028b", "a\x00", "a" * 5000])
 def test_a_value_is_one_line(value: str) -> None:
     known()
     with pytest.raises(BadRequest, match="expected one line of text"):
