@@ -40,6 +40,7 @@ from sglang_patches.realise import realise
 from sglang_patches.runtime import Runtime
 from sglang_patches.startup import check_server_args
 from sglang_patches.state import RequestState, ServedIds, planned, state_of
+from sglang_patches.testing_ops import note_served
 
 
 class KvEditCache(UnifiedRadixCache):
@@ -152,11 +153,12 @@ class KvEditCache(UnifiedRadixCache):
             with boundary("finish_compile", lambda: fail_compile(self, req)):
                 trip("finish_compile")
                 finish_compile(self, req)
-        elif state.edit is not None and req.finished():
+        elif req.finished():
             with boundary("record_turn", lambda: None):
                 trip("record_turn")
+                note_served(req, state, up_to)
                 record_turn(self, req, state, up_to)
-        elif pieces and not req.finished() and up_to == req.extend_end:
+        elif pieces and up_to == req.extend_end:
             with boundary("checkpoint", lambda: state.drop(up_to, "internal_error")):
                 trip("checkpoint")
                 self._splice_at_boundary(req, state, up_to)

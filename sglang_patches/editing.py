@@ -208,7 +208,7 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
     edit, runtime = state.edit, cache.runtime
     if edit is None or not edit.client.windows or not edit.is_frozen:
         return
-    if edit.weight_epoch != runtime.weight_epoch:
+    if edit.weight_epoch != runtime.weight_epoch or not state.is_valid_for(req):
         return
     variant, client, found = edit.chosen, edit.client, edit.found
     reply = array("q", req.output_ids)

@@ -196,5 +196,6 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "fault": testing_ops.fault,
     "dump": testing_ops.dump,
     "ranks": testing_ops.ranks,
+    "served": testing_ops.served,
     **field_rpc.OPERATIONS,
 }

@@ -100,8 +100,8 @@ def _unknown_role(role: str, reasons: Sequence[str]) -> BadRequest:
 def renderer(serving_chat: Any) -> Callable[[Messages, bool], list[int]]:
     """Token ids of a conversation, by the way that /v1/chat/completions takes.
 
-    It honours the server's template, python encoders and default template arguments. A
-    conversation that the template refuses is a ValueError.
+    It honours the server's template, python encoders and default template arguments. What a
+    template refuses is raised as it comes.
     """
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest
 
@@ -113,11 +113,6 @@ def renderer(serving_chat: Any) -> Callable[[Messages, bool], list[int]]:
         request = ChatCompletionRequest(model="kvedit", messages=spelled)
         if not add_generation_prompt:
             request._format_add_generation_prompt = False
-        try:
-            return list(serving_chat._process_messages(request, False).prompt_ids)
-        except (
-            Exception
-        ) as error:  # the host's boundary: templates and encoders raise what they like
-            raise ValueError(f"{type(error).__name__}: {error}") from error
+        return list(serving_chat._process_messages(request, False).prompt_ids)
 
     return render
