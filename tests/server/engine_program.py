@@ -40,6 +40,7 @@ def main(model_dir: str, results_file: str) -> None:
         seen = {"before": generate(engine, SKILL_IDS[:40])["meta_info"]}
         client = kvedit.Client(engine)
         seen |= skills(client) | answers(engine, client) | refusals(engine, client)
+        seen |= fields(client)
         seen |= bos(engine, client) | {"audit": client.audit(), "status": client.status()}
     finally:
         engine.shutdown()
@@ -76,6 +77,20 @@ def skills(client: Any) -> dict[str, Any]:
         "listed": client.skills(namespace="tenant"),
         "listed_elsewhere": client.skills(),
         "tree": client.tree()["segments"],
+    }
+
+
+def fields(client: Any) -> dict[str, Any]:
+    status = {"pattern": "status: {value}", "namespace": "fields"}
+    refused = error_of(lambda: client.fields.add("status", **status))
+    declared = client.fields.add("status", within=64, **status)
+    return {
+        "role_refused": refused,
+        "field": declared,
+        "fields": client.fields.list(namespace="fields"),
+        "fields_elsewhere": client.fields.list(),
+        "field_removed": client.fields.remove("status", namespace="fields"),
+        "field_missing": error_of(lambda: client.fields.show("status", namespace="fields")),
     }
 
 

@@ -56,6 +56,18 @@ def test_the_client_registers_replaces_and_removes(seen: Seen) -> None:
     assert seen["status"]["counters"]["hook_errors"] == {}
 
 
+def test_the_client_declares_and_removes_fields(seen: Seen) -> None:
+    """This model has no chat template: its fields are those of raw text."""
+    assert seen["role_refused"]["type"] == "BadRequest"
+    assert "chat template" in seen["role_refused"]["message"]
+    assert seen["field"].pop("created") is True
+    assert seen["field"]["where"] == {"within": 64}
+    assert seen["fields"] == [seen["field"]] == [seen["field_removed"]]
+    assert seen["fields_elsewhere"] == []
+    assert seen["field_missing"]["type"] == "NotFound"
+    assert seen["status"]["fields"] == 0
+
+
 def test_a_text_is_spliced_and_reported_streaming_or_not(seen: Seen) -> None:
     [report] = seen["whole"]["kvedit"]
     [span] = report["spans"]
