@@ -112,7 +112,7 @@ def raw_anchor(ids: Sequence[int], tokens: Tokens) -> int:
 def literal_anchor(ids: Sequence[int], tokens: Tokens, text: str) -> int | None:
     """Token edge at or before the last occurrence of ``text``; None: it does not occur."""
     data, ends = tokens.joined(ids)
-    position = data.rfind(text.encode())
+    position = data.rfind(text.encode(errors="surrogatepass"))
     return None if position < 0 else int(np.searchsorted(ends, position, side="right"))
 
 

@@ -66,10 +66,11 @@ def locate(
     if region is None:
         return "role_not_found"
     data, ends = tokens.joined(ids[region.start : region.stop])
-    begin = data.find(field.prefix.encode())
+    prefix = _utf8(field.prefix)
+    begin = data.find(prefix)
     if begin < 0:
         return "not_in_prompt"
-    span = _value_span(data, begin + len(field.prefix.encode()), field.suffix, region.cut)
+    span = _value_span(data, begin + len(prefix), field.suffix, region.cut)
     if isinstance(span, str):
         return span
     start, stop = span
@@ -91,8 +92,12 @@ def window_ids(
     """int64 ids of ``located``'s window with ``value`` in it; None: it does not fit there.
 
     Checked by encoding the text around the window twice: the present value must give the
-    present ids, and the new one must leave every id outside the window as it is.
+    present ids, and the new one must leave every id outside the window as it is. Spaces around
+    ``value`` are not part of it, as in ``locate``.
     """
+    value = value.strip()
+    if not _reads_back(value, located.field.suffix):
+        return None
     start, stop = _context(located, ids, tokens)
     ahead = _decode(tokens.joined(ids[start : located.start])[0])
     behind = _decode(tokens.joined(ids[located.stop : stop])[0])
@@ -128,7 +133,7 @@ def _value_span(
     """Bytes [start, stop) of the value that begins at ``start``, spaces around it left out."""
     line_end = _line_end(data, start)
     if suffix:
-        stop = data.find(suffix.encode(), start)
+        stop = data.find(_utf8(suffix), start)
         if not 0 <= stop <= line_end:
             return "value_open"
     elif line_end == len(data) and cut:
@@ -142,6 +147,12 @@ def _value_span(
         return "value_empty"
     start += len(text[: len(text) - len(text.lstrip())].encode())
     return start, start + len(text.strip().encode())
+
+
+def _reads_back(value: str, suffix: str) -> bool:
+    """Whether ``value``, written in front of ``suffix``, is found again as it is."""
+    span = _value_span(_utf8(value + suffix), 0, suffix, cut=False)
+    return span == (0, len(_utf8(value)))
 
 
 def _line_end(data: bytes, start: int) -> int:
@@ -301,6 +312,11 @@ def _between(
     if not kept or tokens.joined(window)[0] != text.encode():
         return None
     return window if tokens.special_ids.isdisjoint(window) else None
+
+
+def _utf8(text: str) -> bytes:
+    """Bytes of ``text``; a lone surrogate gives bytes that are no UTF-8 and match nothing."""
+    return text.encode(errors="surrogatepass")
 
 
 def _decode(data: bytes) -> str | None:
