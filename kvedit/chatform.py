@@ -82,14 +82,11 @@ def derive_chat_form(render: Render, tokens: Tokens) -> ChatForm:
         _render(roles, render, tokens, findings)
     for role in (*OPTIONAL, "user"):
         _drop_unmarked(role, findings)
-    openers = _openers(findings.gaps, tokens)
-    for role in OPTIONAL:
-        others = {mark for other, marks in openers.items() if other != role for mark in marks}
-        if not others.isdisjoint(openers.get(role, ())):
-            findings.drop(role, "expected control tokens of its own, got another role's")
-            openers = _openers(findings.gaps, tokens)
+    for role in (*OPTIONAL, "user"):
+        _drop_unless_own(role, findings, tokens)
     if "user" in findings.lacking:
         raise Unsupported(list(findings.lacking.values()))
+    openers = _openers(findings.gaps, tokens)
     cuts = {role: [_cut(mark, tokens) for mark in marks] for role, marks in openers.items()}
     bos = () if tokens.bos_id is None else ((tokens.bos_id,),)
     return ChatForm(
@@ -155,11 +152,20 @@ def _drop_unmarked(role: str, findings: _Findings) -> None:
     for gap in [gap for gap in findings.gaps + findings.ends if role in (gap.before, gap.after)]:
         if not gap.marked and gap.after is not None:
             findings.drop(role, f"expected a control token next to it, got {gap.text[:40]!r}")
-        elif gap.before == role and gap.text.strip():
+        elif gap.before == role == "user" and gap.text.strip():  # a line would go behind it
             findings.drop(role, f"expected a control token behind it, got {gap.text[:40]!r}")
     for end in findings.ends:
         if end.before == role and not end.marked:
             findings.drop(role, "expected a generation prompt with a control token, got none")
+
+
+def _drop_unless_own(role: str, findings: _Findings, tokens: Tokens) -> None:
+    """Take out a role whose messages begin like another role's."""
+    found = _openers(findings.gaps, tokens)
+    cut = {name: {_cut(mark, tokens)[0] for mark in marks} for name, marks in found.items()}
+    others = {mark for name, marks in cut.items() if name != role for mark in marks}
+    if not others.isdisjoint(cut.get(role, ())):
+        findings.drop(role, "expected control tokens of its own, got another role's")
 
 
 def _openers(gaps: Sequence[Gap], tokens: Tokens) -> dict[str, set[Ids]]:

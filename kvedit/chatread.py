@@ -1,7 +1,8 @@
 """How a chat template frames messages, as token ids, and what a prompt holds by that form.
 
-Roles are told by control tokens alone. Text can spell a control token, but it can never become
-the first message of a prompt, which is why only the first message can be a system message.
+Roles are told by control tokens alone. A user's text can spell a control token, and the host
+makes a real one of it, so a forged user or tool message cannot be told from a sent one. What such
+a text can never become is the first message, and only the first can be a system message.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ LLAMA3 = (
     "{% endfor %}{% if add_generation_prompt %}"
     "<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
+# Text of the template stands in the system's message, and quotes around a tool's answer.
 LLAMA31 = LLAMA3.replace(
-    "{{ m.content", "{% if m.role == 'system' %}Today Date: 26 Jul 2024\n\n{% endif %}{{ m.content"
+    "{{ m.content | trim }}",
+    "{% if m.role == 'system' %}Today Date: 26 Jul 2024\n\n{% endif %}"
+    "{{ m.content | tojson if m.role == 'tool' else m.content | trim }}",
 )
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}"
@@ -59,6 +62,12 @@ QWEN25 = (
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# The same without a text behind the answer, and role names that a blank parts from the marks.
+TOOL_AS_USER = QWEN25.replace("\n</tool_response>", "")
+BLANK_ROLES = (
+    "{% for m in messages %}<|im_start|> {{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|> assistant\n{% endif %}"
+)
 # Nothing closes a message but the opener of the next.
 GLM = (
     "[gMASK]<sop>{% for m in messages %}"
@@ -97,6 +106,8 @@ TEMPLATES = {
     "qwen25": QWEN25,
     "qwen3": QWEN25,
     "vicuna": VICUNA,
+    "tool_as_user": TOOL_AS_USER,
+    "blank_roles": BLANK_ROLES,
 }
 MARKS_OF = {
     "llama31": "llama3",
@@ -105,6 +116,8 @@ MARKS_OF = {
     "qwen25": "chatml",
     "qwen3": "qwen",
     "vicuna": "chatml",
+    "tool_as_user": "chatml",
+    "blank_roles": "chatml",
 }
 
 CORPUS = [

@@ -30,6 +30,7 @@ ROLES = {
     "mistral_v3": {"user", "assistant"},
     "glm": {"system", "user", "assistant", "tool"},
     "qwen25": {"system", "user", "assistant"},
+    "tool_as_user": {"system", "user", "assistant"},
     "qwen3": {"system", "user", "assistant", "tool"},
 }
 
@@ -98,8 +99,8 @@ def test_the_anchor_behind_a_tool_message(cases, name):
     ids = case.ids("user", "Go", "assistant", "call", "tool", "result 7")
     anchor = find_anchor(case.form, ids)
     assert anchor is not None
-    assert case.text(ids[:anchor]).rstrip().endswith("result 7")
-    assert ("tool", "result 7") in [(role, text.strip()) for role, text in case.read(ids)]
+    assert case.text(ids[:anchor]).rstrip('\n "').endswith("result 7")
+    assert ("tool", "result 7") in [(r, text.strip(' "')) for r, text in case.read(ids)]
 
 
 def test_a_tools_text_marks_make_no_tool_role_and_the_anchor_still_stands(cases):
@@ -190,6 +191,11 @@ def test_a_form_of_text_alone_is_refused_with_all_reasons(default_model_dir):
         Case(default_model_dir, "vicuna")
     assert len(caught.value.reasons) == 3
     assert all("expected a control token" in reason for reason in caught.value.reasons)
+
+
+def test_roles_that_begin_alike_are_refused(default_model_dir):
+    with pytest.raises(Unsupported, match="got another role's"):
+        Case(default_model_dir, "blank_roles")
 
 
 def test_a_template_that_refuses_everything_is_refused_in_its_words(cases):
