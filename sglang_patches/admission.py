@@ -21,7 +21,8 @@ from kvedit.spans import next_start, run_end
 from sglang_patches.cache import KvEditCache
 from sglang_patches.guard import boundary, trip
 from sglang_patches.intake import refuse_late
-from sglang_patches.state import RequestState, planned, state_of
+from sglang_patches.runtime import Runtime
+from sglang_patches.state import EditState, RequestState, planned, state_of
 
 
 @lru_cache
@@ -73,7 +74,9 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             if state is None:
                 return
             if state.edit is not None:
-                state.edit.is_frozen = True
+                first, state.edit.is_frozen = not state.edit.is_frozen, True
+                if first:
+                    _count_edit(self.tree_cache.runtime, state, state.edit)
             if admission.is_chunked and state.pieces:
                 self._reserve_rest(req)
             _cover(self.tree_cache, req, state)
@@ -107,6 +110,16 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             self.chunked_req_limit = limit
 
     return PlannedAdder
+
+
+def _count_edit(runtime: Runtime, state: RequestState, edit: EditState) -> None:
+    """The request is admitted: its prompt stays, also when it is retracted and tried again."""
+    if not state.is_counted or not edit.client.windows:
+        return
+    with boundary("count_edit", lambda: None):
+        trip("count_edit")
+        runtime.metrics.count_edit(edit.kind, edit.chosen.base)
+        runtime.publish("prompt_served", served=edit.kind, base=edit.chosen.base)
 
 
 def _cut_at_boundary(state: RequestState, admission: Any) -> Any:

@@ -23,9 +23,10 @@ class Metrics:
     def __init__(self, *, export: bool, model_name: str) -> None:
         self._export = export
         self._model_name = model_name
-        self._prometheus: tuple[Any, Any] | None = None
+        self._prometheus: tuple[Any, Any, Any] | None = None
         self.tokens: Counter[str] = Counter()
         self.splices: Counter[tuple[str, str]] = Counter()
+        self.edits: Counter[tuple[str, str]] = Counter()
 
     def count_tokens(self, before: dict[str, int], split: TokenSplit) -> None:
         """Add what one admission changed in a request's split."""
@@ -43,7 +44,14 @@ class Metrics:
             labels = {"outcome": outcome, "reason": reason, "model_name": self._model_name}
             self._counters()[1].labels(**labels).inc()
 
-    def _counters(self) -> tuple[Any, Any]:
+    def count_edit(self, kind: str, base: str) -> None:
+        """A prompt with fields was admitted: what was done, on which base."""
+        self.edits[kind, base] += 1
+        if self._export:
+            labels = {"kind": kind, "base": base, "model_name": self._model_name}
+            self._counters()[2].labels(**labels).inc()
+
+    def _counters(self) -> tuple[Any, Any, Any]:
         if self._prometheus is None:
             from prometheus_client import Counter as PrometheusCounter
 
@@ -58,6 +66,11 @@ class Metrics:
                     "Spans by outcome",
                     ["outcome", "reason", "model_name"],
                 ),
+                PrometheusCounter(
+                    "kvedit_edits",
+                    "Prompts with fields, by what was done",
+                    ["kind", "base", "model_name"],
+                ),
             )
         return self._prometheus
 
@@ -67,5 +80,9 @@ class Metrics:
             "splices": [
                 {"outcome": outcome, "reason": reason, "count": count}
                 for (outcome, reason), count in sorted(self.splices.items())
+            ],
+            "edits": [
+                {"kind": kind, "base": base, "count": count}
+                for (kind, base), count in sorted(self.edits.items())
             ],
         }

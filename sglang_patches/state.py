@@ -45,11 +45,27 @@ class EditState:
     def line_intervals(self) -> list[tuple[int, int]]:
         return [(line.start, line.stop) for line in self.chosen.new_lines]
 
+    @property
+    def kind(self) -> str:
+        """What was done, for the counters."""
+        if self.chosen.base == "sent":
+            return "as_sent"
+        done = ["edit"] * bool(self.chosen.edited) + ["erratum"] * bool(self.chosen.new_lines)
+        return "+".join(done) or "continued"
+
+    @property
+    def reason(self) -> str | None:
+        """Why the prompt is served as it was sent."""
+        if self.chosen.base != "sent":
+            return None
+        return "no_saving" if self.others else self.found.reason
+
     def report(self) -> dict[str, object]:
         fields = self.client.fields
         return {
             "client_prompt_tokens": len(self.client.ids),
             "base": self.chosen.base,
+            "as_sent_because": self.reason,
             "errata": [
                 {"field": fields[line.number].name, "start": line.start, "stop": line.stop}
                 for line in self.chosen.new_lines
