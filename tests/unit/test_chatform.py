@@ -100,7 +100,7 @@ def test_the_anchor_behind_a_tool_message(cases, name):
     anchor = find_anchor(case.form, ids)
     assert anchor is not None
     assert case.text(ids[:anchor]).rstrip('\n "').endswith("result 7")
-    assert ("tool", "result 7") in [(r, text.strip(' "')) for r, text in case.read(ids)]
+    assert ("tool", "result 7") in [(r, text.strip('\n "')) for r, text in case.read(ids)]
 
 
 def test_a_tools_text_marks_make_no_tool_role_and_the_anchor_still_stands(cases):
