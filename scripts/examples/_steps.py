@@ -75,14 +75,25 @@ class Steps:
         self._prompt += num_prompt
         self._computed += report["computed"]
         answer = " ".join(state[variable].split())[:MAX_ANSWER_CHARS]
-        self._rows.append((step, str(num_prompt), *map(str, split), answer))
+        self._rows.append((step, str(num_prompt), *map(str, split), changed_by(report), answer))
         return state[variable]
 
     def print(self) -> None:
-        rows = [("step", "prompt", *CLASSES, "answer"), *self._rows]
+        rows = [("step", "prompt", *CLASSES, "changed by", "answer"), *self._rows]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+        numbers = range(1, 2 + len(CLASSES))
         for row in rows:
-            first, *numbers, last = zip(row, widths, strict=True)
-            cells = [first[0].ljust(first[1]), *(n.rjust(w) for n, w in numbers), last[0]]
-            print("  ".join(cells).rstrip())
+            cells = enumerate(zip(row, widths, strict=True))
+            line = (c.rjust(w) if i in numbers else c.ljust(w) for i, (c, w) in cells)
+            print("  ".join(line).rstrip())
         print(f"computed {self._computed} of {self._prompt} prompt tokens")
+
+
+def changed_by(report: dict[str, Any]) -> str:
+    """What a field that changed since the turn before led to: an edit in place, a line at the end.
+
+    A report tells only where a field stands in the prompt.
+    """
+    done = ["edit"] if report.get("edited") else []
+    done += ["line"] if report.get("errata") else []
+    return " + ".join(done) or "-"

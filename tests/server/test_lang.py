@@ -155,3 +155,57 @@ def test_a_change_of_a_memory_recompiles_it_alone(
         view = client.show(f"{salt}-m", namespace=salt)
         assert (view["version"], view["state"], view["memory"]) == (version, "ready", True)
         assert client.show(salt, namespace=salt)["version"] == 1
+
+
+STATUS = {"pattern": "status: {value}", "base": "unknown"}
+
+
+@sgl.function
+def look_up(s: Any, field: str, value: str, document: str, wanted: dict[str, Any]) -> None:
+    lang.options(s, **wanted)
+    s += sgl.system(lang.field(field, value) + "\n" + document)
+    s += sgl.user("What is the status?")
+    s += sgl.assistant(sgl.gen("answer", max_tokens=1, temperature=0))
+
+
+def test_a_changed_field_costs_what_the_strategy_says(
+    base: Server, backend: lang.Endpoint, salt: str
+) -> None:
+    done = lang.register(backend, fields={salt: STATUS})
+    assert (done.fields[salt]["pattern"], done.fields[salt]["base"]) == (
+        "status: {value}",
+        "unknown",
+    )
+    document = english(salt, 12)
+
+    def served(value: str, wanted: dict[str, Any]) -> tuple[dict[str, Any], tuple[int, ...]]:
+        state = look_up.run(salt, value, document, wanted, backend=backend)
+        report = lang.report(state, "answer")
+        assert report is not None
+        return report, split_of(state)
+
+    served("unknown", {})
+    report, (exact, _, _, computed) = served("sent", {"strategy": "erratum"})
+    assert [line["field"] for line in report["errata"]] == [salt]
+    assert exact > 100 > computed > report["erratum"] > 0
+    report, (exact, _, _, computed) = served("lost", {"edits": "off"})
+    assert not report.get("errata") and computed > 100 > exact
+    report, (exact, _, _, computed) = served("late", {"strategy": "recompute"})
+    assert not report["errata"] and computed > 100 > exact
+
+
+def test_a_field_of_the_system_message_needs_the_model_s_own_template(
+    base: Server, salt: str
+) -> None:
+    theirs, document = RuntimeEndpoint(base.url), english(salt, 12)
+    lang.register(theirs, fields={salt: STATUS})
+    try:
+        ours = lang.Endpoint(base.url)
+        for backend, has_line in ((theirs, False), (ours, True)):
+            for value in ("unknown", "sent"):
+                wanted = {"strategy": "erratum"}
+                state = look_up.run(salt, value, document, wanted, backend=backend)
+                report = lang.report(state, "answer")  # also waits for it
+            assert report is not None and bool(report.get("errata")) is has_line
+    finally:
+        Client(base.url).fields.remove(salt)
