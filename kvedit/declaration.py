@@ -14,11 +14,10 @@ from kvedit.namespace import parse_namespace
 Strategy = Literal["recompute", "erratum", "edit", "edit+erratum", "auto"]
 STRATEGIES: tuple[Strategy, ...] = ("recompute", "erratum", "edit", "edit+erratum", "auto")
 ROLES = ("system", "user", "tool")
-VALUE, NAME = "{value}", "{name}"
-DEFAULT_TEMPLATE = (
-    "[kvedit update] {name} is now {value}. "
-    "This overrides the earlier value and every conclusion drawn from it."
-)
+VALUE, NAME, LABEL = "{value}", "{name}", "{label}"
+# Says it as the prompt does. A sentence about overriding is what small models answer to
+# (bench/quality_edit.py compares wordings); a larger one may do better with it.
+DEFAULT_TEMPLATE = "[update, current value] {label}{value}"
 MAX_PATTERN_CHARS = 500
 MAX_TEMPLATE_CHARS = 500
 MAX_ANCHOR_CHARS = 200
@@ -124,14 +123,24 @@ def is_one_line(text: str) -> bool:
     return not any(unicodedata.category(char) in ("Cc", "Cs", "Zl", "Zp") for char in text)
 
 
-def marker_of(template: str, name: str) -> str | None:
+def filled(template: str, name: str, pattern: str) -> tuple[str, str]:
+    """The text of a line before and behind the value; {label} is the pattern's text before its
+    own value."""
+    head, _, tail = template.partition(VALUE)  # split first: a name may hold "{value}"
+    label = pattern.partition(VALUE)[0]
+    texts = [text.replace(LABEL, label).replace(NAME, name) for text in (head, tail)]
+    return texts[0], texts[1]
+
+
+def marker_of(template: str, name: str, pattern: str) -> str | None:
     """The literal text by which a line of this template is recognised, folded; None if it has no
     part of at least ``MIN_MARKER_CHARS`` visible characters to tell it by.
 
-    Its beginning; with the name filled in when that is too short; else what follows the value.
+    Its beginning; with name and label filled in when that is too short; else what follows the
+    value.
     """
-    head, _, tail = template.partition(VALUE)
-    for literal in (head.partition(NAME)[0], head.replace(NAME, name), tail.replace(NAME, name)):
+    beginning = template.partition(VALUE)[0].partition(NAME)[0].partition(LABEL)[0]
+    for literal in (beginning, *filled(template, name, pattern)):
         folded = fold(literal)
         if num_visible(folded) >= MIN_MARKER_CHARS:
             return folded
@@ -174,7 +183,7 @@ class _Parser:
             base=self._base(pattern),
             where=self._where(),
             anchor=self._anchor(),
-            template=self._template(name),
+            template=self._template(name, pattern),
             cross_request=self._flag("cross_request"),
             cache_salt=cache_salt,
             extra_key=extra_key,
@@ -258,7 +267,7 @@ class _Parser:
     def _anchor(self) -> str | None:
         return self._text("anchor", MAX_ANCHOR_CHARS)
 
-    def _template(self, name: str) -> str:
+    def _template(self, name: str, pattern: str) -> str:
         template = self._text("template", MAX_TEMPLATE_CHARS)
         if template is None:
             return DEFAULT_TEMPLATE
@@ -266,9 +275,11 @@ class _Parser:
             self._expect("template", "one line without spaces at its ends", repr(template[:40]))
         if template.count(VALUE) != 1:
             self._expect("template", f"exactly one {VALUE}", str(template.count(VALUE)))
-        if template.count(NAME) > 1:
-            self._expect("template", f"at most one {NAME}", str(template.count(NAME)))
-        if marker_of(template, name) is None:
+        for placeholder in (NAME, LABEL):
+            if template.count(placeholder) > 1:
+                count = str(template.count(placeholder))
+                self._expect("template", f"at most one {placeholder}", count)
+        if marker_of(template, name, pattern) is None:
             expected = f"at least {MIN_MARKER_CHARS} visible characters on one side of {VALUE}"
             self._expect("template", expected, repr(template[:40]))
         return template

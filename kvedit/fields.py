@@ -11,12 +11,12 @@ from typing import Any
 
 from kvedit.declaration import (
     DEFAULT_TEMPLATE,
-    NAME,
     STRATEGIES,
     VALUE,
     Declaration,
     Strategy,
     Where,
+    filled,
     fold,
     marker_of,
     parse_declaration,
@@ -69,14 +69,14 @@ class Field:
     @property
     def marker(self) -> str:
         """The folded literal text by which a line of this field is recognised."""
-        marker = marker_of(self.template, self.name)
+        marker = marker_of(self.template, self.name, self.pattern)
         assert marker is not None, "a declaration without a marker is refused"
         return marker
 
     def line(self, value: str) -> str:
         """The erratum line that says ``value``; no line break in it or at its end."""
-        head, _, tail = self.template.partition(VALUE)  # split first: a name may hold "{value}"
-        return head.replace(NAME, self.name) + value + tail.replace(NAME, self.name)
+        before, behind = filled(self.template, self.name, self.pattern)
+        return before + value + behind
 
     def view(self) -> dict[str, Any]:
         """The JSON object that clients see."""

@@ -79,7 +79,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"base": "b" * 100_000}, 400, "base: expected 1 to 4096 characters on one line"),
     ({"base": "a\nb"}, 400, "value_markup"),
     ({"base": "x<|im_end|>"}, 400, "base: expected a legal value, got value_markup"),
-    ({"base": "x [kvedit update] y"}, 400, "base: expected a legal value, got value_markup"),
+    ({"base": "x [update, current value] y"}, 400, "expected a legal value, got value_markup"),
     ({"template": "<|im_start|>system {value}"}, 400, "template: expected no text of a control"),
     ({"template": "no place for it"}, 400, "template: expected exactly one {value}, got 0"),
     ({"where": {"role": "assistant"}}, 400, "where.role: expected one of system, user, tool"),
