@@ -47,9 +47,10 @@ class PathBook:
         """The number of the path ``ids``: that of a known path which it continues, or which
         continues it, so that equal positions of equal paths are spelled alike."""
         for path in reversed(self._paths.values()):
-            if path.key != key:
-                continue
-            if common_prefix(path.ids, ids) == min(len(path.ids), len(ids)):
+            shared = min(len(path.ids), len(ids))
+            if path.key != key or path.ids[shared - 1] != ids[shared - 1]:
+                continue  # mostly told by their last token alone
+            if common_prefix(path.ids, ids) == shared:
                 if len(ids) > len(path.ids):
                     self._num_tokens += len(ids) - len(path.ids)
                     path.ids = ids

@@ -5,10 +5,14 @@ entry belongs to a request whose masked ids begin with the entry's. Text alone d
 two users may ask the same question and differ only in the field. So an entry is used only
 
     when the request names the conversation, or
-    when it goes on with the reply that the entry's request was given (or the entry itself stands
-    behind such a reply), and no other conversation's entry fits as well with another text served.
+    when it goes on with the reply that the entry's request was given (or with an earlier reply of
+    the conversation that the entry is of), and no other conversation, remembered or forgotten,
+    was given the same reply at the same place with another text served.
 
-Everything else is served as sent. One ledger per rank, fed with the same calls in the same order.
+Everything else is served as sent. What is forgotten leaves a digest behind, for a conversation
+that is left alone would seem to be the only one. A restart forgets even these: only a name, or a
+namespace of its own, keeps a conversation apart from one that reads the same in every word.
+One ledger per rank, fed with the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -18,17 +22,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvedit.masks import Masked, common_prefix
+from kvedit.masks import Masked, common_prefix, prefix_hashes
 from kvedit.served import ServedPath
 
 Scope = tuple[str, str]  # (namespace tag, name of the conversation or "")
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
+Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
+Trace = tuple[int, int]  # of a forgotten entry: lineage, hash of the served text
 
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
 MAX_PER_PLACE = 8
-PROOF_TOKENS = 8  # of the reply; all of it when it is shorter
-PROOF_BYTES = 32  # when the client's text is tokenised otherwise than the model wrote it
+MAX_TRACES = 65_536
+WHOLE_REPLY = 8  # tokens: of a shorter reply, every token must come back
+TAIL_TOKENS = 4  # of a longer one all but its end: a stop text, spaces, half a character
 
 TextOf = Callable[["array[int]"], bytes]
 
@@ -75,6 +82,7 @@ class Ledger:
         self._places: dict[Place, list[Entry]] = {}
         self._order: OrderedDict[Entry, Place] = OrderedDict()
         self._lengths: dict[Scope, Counter[int]] = {}
+        self._traces: OrderedDict[Heard, Trace | None] = OrderedDict()  # None: of several texts
         self._num_tokens = 0
         self._last_lineage = 0
 
@@ -90,30 +98,31 @@ class Ledger:
         text_of(ids): their bytes, to compare a reply that was tokenised anew.
         """
         proven_by_name = public or scope[1] != ""
+        behind: list[tuple[int, list[Entry]]] = []  # they stand behind a reply yet to be found
         for length in sorted(self._lengths.get(scope, ()), reverse=True):
-            if length > limit:
-                continue
-            entries = self._at(scope, masked, length)
-            proven = [
-                entry
-                for entry in reversed(entries)
-                if proven_by_name or entry.depth or _goes_on(entry, masked, length, text_of)
-            ]
+            entries = self._at(scope, masked, length) if length <= limit else []
+            if proven_by_name and entries:
+                return self._found(entries, length)
+            proven = [e for e in entries if _goes_on(e, masked, length, text_of)]
             if not proven:
-                continue
-            if not proven_by_name and _disagree(proven):
+                behind.append((length, [e for e in entries if e.depth]))
+            elif _disagree(proven) or any(map(self._is_rivalled, proven)):
                 return Found(reason="ambiguous_conversation")
-            for entry in reversed(proven):
-                self._order.move_to_end(entry)
-            lineages = {entry.lineage for entry in proven}
-            return Found(
-                entries=tuple(proven),
-                length=length,
-                # of several look-alikes nobody knows which one this is: it begins its own line
-                lineage=proven[0].lineage if len(lineages) == 1 else None,
-                depth=1 if len(lineages) == 1 else 0,
-            )
+            else:
+                return self._found(*_longest_of(proven[0].lineage, [*behind, (length, proven)]))
         return Found(reason="no_base")
+
+    def _found(self, entries: Sequence[Entry], length: int) -> Found:
+        for entry in entries:
+            self._order.move_to_end(entry)
+        lineages = {entry.lineage for entry in entries}
+        return Found(
+            entries=tuple(reversed(entries)),
+            length=length,
+            # of several look-alikes nobody knows which one this is: it begins its own line
+            lineage=entries[0].lineage if len(lineages) == 1 else None,
+            depth=1 if len(lineages) == 1 else 0,
+        )
 
     def new_lineage(self) -> int:
         self._last_lineage += 1
@@ -131,13 +140,16 @@ class Ledger:
         self._lengths.setdefault(scope, Counter())[len(entry.masked)] += 1
         self._num_tokens += entry.num_tokens
         while len(bucket) > MAX_PER_PLACE:
-            self._remove(bucket[0])
+            self._forget(bucket[0])
         while len(self._order) > MAX_ENTRIES or (
             self._num_tokens > MAX_TOKENS and len(self._order) > 1
         ):
-            self._forget_oldest()
+            self._forget(next(iter(self._order)))
 
     def clear(self) -> None:
+        """Forget every entry: what was served before is no base any more."""
+        for entry in list(self._order):
+            self._leave_trace(entry)
         self._places.clear()
         self._order.clear()
         self._lengths.clear()
@@ -145,16 +157,35 @@ class Ledger:
 
     def _at(self, scope: Scope, masked: Masked, length: int) -> list[Entry]:
         place = scope, length, int(masked.hashes[length])
+        bucket = self._places.get(place)
+        if not bucket:
+            return []
         begins = masked.ids[:length]
-        return [entry for entry in self._places.get(place, []) if entry.masked == begins]
+        return [entry for entry in bucket if entry.masked == begins]
 
-    def _forget_oldest(self) -> None:
-        """With it go the look-alikes of other conversations: one that is left alone would seem
-        to be the only one."""
-        oldest = next(iter(self._order))
-        for entry in list(self._places[self._order[oldest]]):
-            if entry is oldest or entry.lineage != oldest.lineage:
-                self._remove(entry)
+    def _forget(self, entry: Entry) -> None:
+        self._leave_trace(entry)
+        self._remove(entry)
+
+    def _leave_trace(self, entry: Entry) -> None:
+        heard, trace = self._heard(entry), _trace(entry)
+        known = self._traces.pop(heard, trace)
+        if known is not None and known[1] == trace[1]:
+            same = known[0] == trace[0]
+            self._traces[heard] = trace if same else (0, trace[1])  # 0: of several conversations
+        else:
+            self._traces[heard] = None
+        while len(self._traces) > MAX_TRACES:
+            self._traces.popitem(last=False)
+
+    def _is_rivalled(self, entry: Entry) -> bool:
+        """Whether a forgotten entry of another conversation would fit as well as this one."""
+        lineage, served = _trace(entry)
+        known = self._traces.get(self._heard(entry), (lineage, served))
+        return known is None or (known[0] != lineage and known[1] != served)
+
+    def _heard(self, entry: Entry) -> Heard:
+        return self._order[entry], _hash(_heard(entry.reply))
 
     def _remove(self, entry: Entry) -> None:
         place = self._order.pop(entry)
@@ -171,21 +202,39 @@ class Ledger:
 
 
 def _place(scope: Scope, masked: array[int]) -> Place:
-    return scope, len(masked), int(Masked(masked, ()).hashes[-1])
+    return scope, len(masked), _hash(masked)
 
 
 def _goes_on(entry: Entry, masked: Masked, length: int, text_of: TextOf) -> bool:
     """Whether the request continues with the reply that the entry's request was given."""
     tail = masked.real[masked.to_real(length) :]
     between = entry.path.ids[entry.lines_end : entry.reply_start]
-    reply = entry.reply
-    if not reply or tail[: len(between)] != between:
+    if not entry.reply or tail[: len(between)] != between:
         return False
-    tail = tail[len(between) :]
-    if common_prefix(tail, reply) >= min(len(reply), PROOF_TOKENS):
+    tail, heard = tail[len(between) :], _heard(entry.reply)
+    if common_prefix(tail, heard) == len(heard):
         return True
-    said = text_of(reply).strip()[:PROOF_BYTES]
-    return bool(said) and text_of(tail[: 2 * len(reply)]).lstrip().startswith(said)
+    said = text_of(heard).strip()  # the client's text may be tokenised in another way
+    return bool(said) and text_of(tail[: 2 * len(entry.reply)]).lstrip().startswith(said)
+
+
+def _heard(reply: array[int]) -> array[int]:
+    """The part of a reply that a request must hold to go on with it."""
+    return reply[: max(WHOLE_REPLY, len(reply) - TAIL_TOKENS)]
+
+
+def _longest_of(
+    lineage: int, places: Sequence[tuple[int, Sequence[Entry]]]
+) -> tuple[Sequence[Entry], int]:
+    """The entries of the proven conversation at the longest of ``places``, the last of which is
+    where it was proven. Not those of one that was there proven as well: they may have parted."""
+    length, proven = places[-1]
+    alone = all(entry.lineage == lineage for entry in proven)
+    for longer, entries in places[:-1]:
+        own = [entry for entry in entries if entry.lineage == lineage]
+        if own and alone:
+            return own, longer
+    return proven, length
 
 
 def _disagree(entries: Sequence[Entry]) -> bool:
@@ -201,3 +250,11 @@ def _same_turn(old: Entry, new: Entry) -> bool:
         old.lineage == new.lineage
         and old.path.ids[: old.reply_start] == (new.path.ids[: new.reply_start])
     )
+
+
+def _trace(entry: Entry) -> Trace:
+    return entry.lineage, _hash(entry.path.ids[: entry.lines_end])
+
+
+def _hash(ids: array[int]) -> int:
+    return int(prefix_hashes(ids)[-1])

@@ -133,7 +133,10 @@ class _Editor:
         self._keep(position, end, shift)
         self._compose(position + self._limits.repair, end - self._limits.topk, shift)
         edited = ServedPath(ids=self._ids, windows=tuple(self._windows), lines=tuple(self._lines))
-        return edited, (*kept, *fit_to_pages(self._spans, self._limits))
+        return edited, (*kept, *self._fitting())
+
+    def _fitting(self) -> Iterator[Span]:
+        return fit_to_pages(self._spans, self._limits.page_size, self._limits.min_span_tokens)
 
     def _keep(self, start: int, stop: int, shift: int) -> None:
         """Copy the text [start, stop) and what stands in it."""
@@ -187,23 +190,22 @@ def _shifted(item: Placed, shift: int) -> Placed:
     return dataclasses.replace(item, start=item.start + shift, stop=item.stop + shift)
 
 
-def fit_to_pages(spans: Sequence[Span], limits: Cut) -> Iterator[Span]:
+def fit_to_pages(spans: Sequence[Span], page_size: int, min_span_tokens: int) -> Iterator[Span]:
     """Each unbroken run of spans cut to whole pages; runs too short to be worth it left out."""
     run: list[Span] = []
     for span in spans:
         if run and run[-1].stop != span.start:
-            yield from _fit(run, limits)
+            yield from _fit(run, page_size, min_span_tokens)
             run = []
         run.append(span)
-    yield from _fit(run, limits)
+    yield from _fit(run, page_size, min_span_tokens)
 
 
-def _fit(run: Sequence[Span], limits: Cut) -> Iterator[Span]:
+def _fit(run: Sequence[Span], page: int, min_span_tokens: int) -> Iterator[Span]:
     if not run:
         return
-    page = limits.page_size
     start, stop = -(-run[0].start // page) * page, run[-1].stop // page * page
-    if stop - start < limits.min_span_tokens:
+    if stop - start < min_span_tokens:
         return
     for span in run:
         first, last = max(span.start, start), min(span.stop, stop)

@@ -17,7 +17,7 @@ from kvedit.clientprompt import ClientPrompt
 from kvedit.fields import Strategy
 from kvedit.ledger import Entry, Found
 from kvedit.masks import common_prefix
-from kvedit.served import Cut, Line, New, ServedPath, edit, kept_spans
+from kvedit.served import Cut, Line, New, ServedPath, edit, fit_to_pages, kept_spans
 from kvedit.spans import Plan, Span
 
 MAX_SUBSTITUTIONS = 6
@@ -131,7 +131,9 @@ def _continued(client: ClientPrompt, entry: Entry, at: int, position: int) -> Ba
         if at <= w.start and w.stop <= at + agreed
     ]
     turn = (entry.anchor, position) if at == client.anchor else None
-    path = dataclasses.replace(path, windows=tuple(windows))
+    # what a client writes like a line is a text of its own
+    lines = tuple(line for line in path.lines if line.stop <= position)
+    path = dataclasses.replace(path, windows=tuple(windows), lines=lines)
     return Base("conversation", path, at + agreed, turn)
 
 
@@ -255,7 +257,9 @@ def _with_spans(plan: Plan, spans: Sequence[Span], base_end: int, page_size: int
     """``plan`` of a whole prompt with ``spans`` for its first ``base_end`` tokens; the plan's own
     spans are still tried, for the tree may hold the prompt by those."""
     last = (plan.num_tokens - 1) // page_size * page_size
-    kept = [dataclasses.replace(s, stop=min(s.stop, last)) for s in spans if s.start < last]
+    inside = [dataclasses.replace(s, stop=min(s.stop, last)) for s in spans if s.start < last]
+    # a base may end, or its window begin, in the middle of a composed page
+    kept = fit_to_pages(inside, page_size, min_span_tokens=1)
     behind = [span for span in plan.spans if span.match_start >= base_end]
     mine = (*kept, *behind)
     others = tuple(a for a in plan.alternatives if a != mine)
