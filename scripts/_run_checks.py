@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
@@ -10,11 +12,18 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from _processes import adopt_orphans, interrupt_on_termination, run_to_end
+from _processes import (
+    adopt_orphans,
+    interrupt_on_termination,
+    run_to_end,
+    stop_descendants,
+    wait_at_most,
+)
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 OWN_PROCESS_MARK = "pytest.mark.own_process"
 NO_TESTS_COLLECTED = 5
+LANE_GRACE_SECONDS = 30.0  # a lane stops its own children first
 OPTIONS_WITH_A_VALUE = {"-k", "-m", "-n", "-p", "-o", "-c"}
 
 STATIC_CHECKS = {
@@ -30,6 +39,7 @@ class Options:
 
     fast: bool = False
     long: bool = False
+    lane: str = ""  # file for the totals of a run that is one of several side by side
     targets: list[str] = field(default_factory=list)
     pytest_args: list[str] = field(default_factory=list)
 
@@ -50,14 +60,73 @@ def main(arguments: list[str]) -> int:
     options = parse(arguments)
     totals = Totals()
     try:
-        run_static_checks(totals)
-        for group in test_groups(options):
-            run_group(group, options, totals)
+        if not options.lane:
+            run_static_checks(totals)
+        run_groups(test_groups(options), options, totals)
     except KeyboardInterrupt:
-        print("\n==> interrupted; everything that was started has been stopped", flush=True)
+        if not options.lane:
+            print("\n==> interrupted; everything that was started has been stopped", flush=True)
         return 130
+    if options.lane:
+        Path(options.lane).write_text(json.dumps(vars(totals)))
+        return 0
     report(totals)
     return 1 if totals.failures or not totals.passed else 0
+
+
+def run_groups(groups: list[list[str]], options: Options, totals: Totals) -> None:
+    """Server tests wait for their servers much of the time: the other tests run beside them."""
+    servers = [group for group in groups if in_folder(group[0], "server")]
+    others = [group for group in groups if group not in servers]
+    if servers and others and not options.lane:
+        run_lanes([sum(others, []), sum(servers, [])], options, totals)
+        return
+    for group in groups:
+        run_group(group, options, totals)
+
+
+def run_lanes(lanes: list[list[str]], options: Options, totals: Totals) -> None:
+    """Run each lane in a process of its own. The last one's output is shown as it comes, the
+    others' when they have ended."""
+    with tempfile.TemporaryDirectory(prefix="kvedit-lanes-") as scratch:
+        files = [Path(scratch) / f"lane-{i}.json" for i in range(len(lanes))]
+        logs = [file.with_suffix(".log").open("wb") for file in files[:-1]]
+        running: list[subprocess.Popen[bytes]] = []
+        try:
+            for lane, file, output in zip(lanes, files, [*logs, None], strict=True):
+                command = [sys.executable, __file__, "--lane", str(file), *flags(options), *lane]
+                running.append(subprocess.Popen(command, stdout=output, start_new_session=True))
+            for child in reversed(running):
+                child.wait()
+        except KeyboardInterrupt:
+            for child in running:
+                child.terminate()
+            for child in running:
+                wait_at_most(child, LANE_GRACE_SECONDS)
+            raise
+        finally:
+            stop_descendants()
+            for log in logs:
+                log.close()
+        for log in logs:
+            print(Path(log.name).read_text(errors="replace"), flush=True)
+        for lane, file in zip(lanes, files, strict=True):
+            add_lane(lane, file, totals)
+
+
+def flags(options: Options) -> list[str]:
+    modes = [f"--{mode}" for mode in ("fast", "long") if getattr(options, mode)]
+    return [*modes, *options.pytest_args]
+
+
+def add_lane(lane: list[str], file: Path, totals: Totals) -> None:
+    if not file.is_file():
+        totals.failures.append(f"{lane[0]} and {len(lane) - 1} more: the run did not end")
+        return
+    found = json.loads(file.read_text())
+    totals.passed += found["passed"]
+    totals.failures += found["failures"]
+    totals.seconds_of.update(found["seconds_of"])
 
 
 def parse(arguments: list[str]) -> Options:
@@ -65,6 +134,10 @@ def parse(arguments: list[str]) -> Options:
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if before in OPTIONS_WITH_A_VALUE:  # `-k kvedit` means names, not the folder
             options.pytest_args.append(argument)
+        elif before == "--lane":
+            options.lane = argument
+        elif argument == "--lane":
+            continue
         elif argument == "--fast":
             options.fast = True
         elif argument == "--long":

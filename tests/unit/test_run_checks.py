@@ -75,3 +75,32 @@ def test_an_interrupted_run_stops_a_detached_grandchild(tmp_path: Path) -> None:
     assert runner.returncode == 130
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid_file.read_text()), 0)
+
+
+LANES = """
+import sys
+sys.path.insert(0, "scripts")
+from _run_checks import Options, Totals, report, run_lanes
+totals = Totals()
+run_lanes([[sys.argv[1]], [sys.argv[2]]], Options(), totals)
+report(totals)
+"""
+
+
+@pytest.mark.parametrize(
+    ("beside", "last_line"),
+    [
+        ("def test_a(): pass", "2 passed, 0 failed"),
+        ("def test_a(): assert False", "1 passed, 1 failed"),
+        ("import os, signal\ndef test_a(): os.kill(os.getppid(), signal.SIGKILL)", "1 passed, 1"),
+    ],
+    ids=["green", "failure", "killed"],
+)
+def test_lanes_side_by_side_count_together(tmp_path: Path, beside: str, last_line: str) -> None:
+    (tmp_path / "test_beside.py").write_text(beside)
+    (tmp_path / "test_sample.py").write_text("def test_b(): pass")
+    files = [str(tmp_path / name) for name in ("test_beside.py", "test_sample.py")]
+    done = subprocess.run(
+        [sys.executable, "-c", LANES, *files], cwd=REPO_ROOT, capture_output=True, text=True
+    )
+    assert done.stdout.splitlines()[-1].startswith(last_line)
