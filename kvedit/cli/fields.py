@@ -28,7 +28,10 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--occurrence", type=int, help="which of them, from 1 (default: 1)")
     add.add_argument("--within", type=int, help="raw text: look in the first WITHIN tokens")
     add.add_argument("--anchor", help="the line goes directly before this text's last occurrence")
-    add.add_argument("--template", help="the line: one {value}, at most one {name} and one {label} (the pattern before {value})")
+    add.add_argument(
+        "--template",
+        help="the line: one {value}, at most one {name} and one {label} (the pattern's beginning)",
+    )
     add.add_argument(
         "--cross-request", action="store_true", help="values are public inside the namespace"
     )
