@@ -65,3 +65,29 @@ def generate(
     if salt is not None:
         body["cache_salt"] = salt
     return stream_generate(url, body)
+
+
+def choose(
+    url: str,
+    input_ids: Sequence[int],
+    choices: tuple[int, int],
+    *,
+    salt: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> tuple[Streamed, float]:
+    """One request for one token, and the log odds of ``choices[1]`` over ``choices[0]`` there."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 1, "ignore_eos": True}
+    if options is not None:
+        sampling["custom_params"] = {"kvedit": options}
+    body: dict[str, Any] = {
+        "input_ids": list(input_ids),
+        "sampling_params": sampling,
+        "return_logprob": True,
+        "token_ids_logprob": list(choices),
+    }
+    if salt is not None:
+        body["cache_salt"] = salt
+    streamed = stream_generate(url, body)
+    (scored,) = streamed.meta_info["output_token_ids_logprobs"]
+    logprobs = {token_id: logprob for logprob, token_id, *_ in scored}
+    return streamed, logprobs[choices[1]] - logprobs[choices[0]]

@@ -50,6 +50,7 @@ class CopyQueue:
         # Tensors of the last launches: the forward stream may still read them.
         self._in_flight: deque[tuple[Any, ...]] = deque(maxlen=8)
         self.num_launched = 0
+        self.shift_error = 0  # positions; a testing operation sets it, for negative controls
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -62,6 +63,7 @@ class CopyQueue:
             kind: (translate(self._pool, kind, src), translate(self._pool, kind, dst))
             for kind in kinds
         }
+        delta_pos += self.shift_error
         return Copy(slots=slots, target=dst, delta_pos=delta_pos, segment=segment)
 
     def put(self, copies: Sequence[Copy], locks: Sequence[Any]) -> None:

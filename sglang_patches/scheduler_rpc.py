@@ -195,6 +195,7 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "audit": _audit,
     "fault": testing_ops.fault,
     "dump": testing_ops.dump,
+    "shift_error": testing_ops.shift_error,
     "ranks": testing_ops.ranks,
     "served": testing_ops.served,
     **field_rpc.OPERATIONS,

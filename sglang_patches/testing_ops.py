@@ -92,6 +92,13 @@ def fault(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str
     return {}
 
 
+def shift_error(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+    """{"positions"}: rotate every copy decided from now on by that much too far."""
+    require_testing()
+    runtime.copies.shift_error = int(command["positions"])
+    return {}
+
+
 def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
     """{"ids", "extra_key", "options", "path"}: save the cached K and V of a prompt's served path;
     or {"rid", "path"}: of the path that a finished request was served with.
