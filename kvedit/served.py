@@ -191,23 +191,19 @@ def _shifted(item: Placed, shift: int) -> Placed:
 
 
 def fit_to_pages(spans: Sequence[Span], page_size: int, min_span_tokens: int) -> Iterator[Span]:
-    """Each unbroken run of spans cut to whole pages; runs too short to be worth it left out."""
+    """Each span cut to whole pages, for its neighbour's donor may be gone when it is composed;
+    unbroken runs of them that are too short to be worth it are left out."""
     run: list[Span] = []
     for span in spans:
-        if run and run[-1].stop != span.start:
-            yield from _fit(run, page_size, min_span_tokens)
+        start, stop = -(-span.start // page_size) * page_size, span.stop // page_size * page_size
+        if start >= stop:
+            continue
+        if run and run[-1].stop != start:
+            yield from _if_worth_it(run, min_span_tokens)
             run = []
-        run.append(span)
-    yield from _fit(run, page_size, min_span_tokens)
+        run.append(dataclasses.replace(span, match_start=start, start=start, stop=stop))
+    yield from _if_worth_it(run, min_span_tokens)
 
 
-def _fit(run: Sequence[Span], page: int, min_span_tokens: int) -> Iterator[Span]:
-    if not run:
-        return
-    start, stop = -(-run[0].start // page) * page, run[-1].stop // page * page
-    if stop - start < min_span_tokens:
-        return
-    for span in run:
-        first, last = max(span.start, start), min(span.stop, stop)
-        if first < last:
-            yield dataclasses.replace(span, match_start=first, start=first, stop=last)
+def _if_worth_it(run: Sequence[Span], min_span_tokens: int) -> Sequence[Span]:
+    return run if run and run[-1].stop - run[0].start >= min_span_tokens else ()
