@@ -28,7 +28,7 @@ from kvedit.served import ServedPath
 Scope = tuple[str, str]  # (namespace tag, name of the conversation or "")
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
-Trace = tuple[int, int]  # of a forgotten entry: lineage, hash of the served text
+Trace = tuple[int | None, int | None]  # of forgotten entries: lineage, hash of what was served
 
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
@@ -82,7 +82,7 @@ class Ledger:
         self._places: dict[Place, list[Entry]] = {}
         self._order: OrderedDict[Entry, Place] = OrderedDict()
         self._lengths: dict[Scope, Counter[int]] = {}
-        self._traces: OrderedDict[Heard, Trace | None] = OrderedDict()  # None: of several texts
+        self._traces: OrderedDict[Heard, Trace] = OrderedDict()  # None: several
         self._num_tokens = 0
         self._last_lineage = 0
 
@@ -170,19 +170,18 @@ class Ledger:
     def _leave_trace(self, entry: Entry) -> None:
         heard, trace = self._heard(entry), _trace(entry)
         known = self._traces.pop(heard, trace)
-        if known is not None and known[1] == trace[1]:
-            same = known[0] == trace[0]
-            self._traces[heard] = trace if same else (0, trace[1])  # 0: of several conversations
-        else:
-            self._traces[heard] = None
+        self._traces[heard] = (
+            trace[0] if known[0] == trace[0] else None,
+            trace[1] if known[1] == trace[1] else None,
+        )
         while len(self._traces) > MAX_TRACES:
             self._traces.popitem(last=False)
 
     def _is_rivalled(self, entry: Entry) -> bool:
         """Whether a forgotten entry of another conversation would fit as well as this one."""
-        lineage, served = _trace(entry)
-        known = self._traces.get(self._heard(entry), (lineage, served))
-        return known is None or (known[0] != lineage and known[1] != served)
+        trace = _trace(entry)
+        lineage, served = self._traces.get(self._heard(entry), trace)
+        return lineage != trace[0] and served != trace[1]
 
     def _heard(self, entry: Entry) -> Heard:
         return self._order[entry], _hash(_heard(entry.reply))

@@ -1,0 +1,174 @@
+"""Whose turn it was: entries serve their own conversation and nobody else's."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+
+from kvedit import ledger as module
+from kvedit.ledger import MAX_PER_PLACE, Entry, Ledger
+from kvedit.masks import Masked
+from kvedit.served import ServedPath
+
+SCOPE = ("ns", "")
+OPENING = array("q", range(100, 120))
+SUFFIX = array("q", [1, 2])
+LONG = array("q", range(500, 540))
+HELLO = array("q", [7, 8, 9])
+
+
+def text_of(ids):
+    return " ".join(str(i) for i in ids).encode()
+
+
+def entry(lineage, reply=LONG, *, masked=OPENING, says=0, depth=0):
+    """A turn whose served text differs in its first token: what it ``says``."""
+    ids = array("q", [says]) + masked[1:] + SUFFIX
+    return Entry(
+        masked=masked,
+        path=ServedPath(ids=ids + reply[:-1]),
+        anchor=len(masked),
+        lines_end=len(masked),
+        reply_start=len(ids),
+        lineage=lineage,
+        depth=depth,
+        reply=reply,
+    )
+
+
+def found(ledger, ids, *, scope=SCOPE, public=False, limit=10**6):
+    return ledger.find(scope, Masked(ids, ()), limit, public=public, text_of=text_of)
+
+
+def behind(reply, masked=OPENING):
+    """A client's prompt that goes on with ``reply``."""
+    return masked + SUFFIX + reply + array("q", [30, 31])
+
+
+def ledger_of(*entries, scope=SCOPE):
+    ledger = Ledger()
+    for one in entries:
+        ledger.record(scope, one)
+    return ledger
+
+
+def test_a_request_that_goes_on_with_the_reply_is_of_the_conversation():
+    mine = entry(1)
+    got = found(ledger_of(mine), behind(LONG))
+    assert (got.entries, got.length, got.lineage, got.depth) == ((mine,), len(OPENING), 1, 1)
+
+
+def test_a_first_turn_is_no_base_for_one_that_reads_the_same():
+    assert found(ledger_of(entry(1)), OPENING + SUFFIX).reason == "no_base"
+
+
+def test_almost_the_whole_reply_must_come_back():
+    """Greedy answers to look-alike questions begin alike and differ where the value stands."""
+    other = LONG[:20] + array("q", [-5]) + LONG[21:]
+    assert found(ledger_of(entry(1)), behind(other)).entries == ()
+    stop_text_cut_off = LONG[: -module.TAIL_TOKENS]
+    assert len(found(ledger_of(entry(1)), behind(stop_text_cut_off)).entries) == 1
+    assert found(ledger_of(entry(1, HELLO)), behind(HELLO[:2])).entries == ()
+
+
+def test_a_reply_that_was_tokenised_otherwise_is_known_by_its_text():
+    ledger = ledger_of(entry(1, HELLO))
+    got = ledger.find(
+        SCOPE,
+        Masked(behind(array("q", [78, 9])), ()),
+        10**6,
+        public=False,
+        text_of=lambda ids: "".join(str(i) for i in ids).encode(),
+    )
+    assert len(got.entries) == 1
+
+
+def test_an_aborted_turn_proves_nothing():
+    assert found(ledger_of(entry(1, array("q"))), behind(array("q"))).entries == ()
+
+
+def test_look_alikes_with_the_same_reply_are_ambiguous_unless_served_the_same():
+    differ = ledger_of(entry(1, says=1), entry(2, says=2))
+    assert found(differ, behind(LONG)).reason == "ambiguous_conversation"
+    alike = found(ledger_of(entry(1), entry(2)), behind(LONG))
+    assert len(alike.entries) == 2
+    assert alike.lineage is None, "nobody knows which of the two goes on"
+
+
+def test_a_longer_turn_of_a_look_alike_is_not_taken_for_ones_own():
+    """One conversation is two turns old when its look-alike, given the same first reply, asks the
+    same second question."""
+    second = behind(LONG)
+    first_of_one, second_of_one = entry(1, says=1), entry(1, HELLO, masked=second, says=1, depth=1)
+    regenerated = second + SUFFIX
+    alone = ledger_of(first_of_one, second_of_one)
+    assert found(alone, regenerated).entries == (second_of_one,), "its own second turn again"
+    both = ledger_of(first_of_one, second_of_one, entry(2, says=2))
+    assert found(both, regenerated).reason == "ambiguous_conversation"
+    parted = ledger_of(first_of_one, second_of_one, entry(2, says=1))
+    assert second_of_one not in found(parted, regenerated).entries
+    assert found(ledger_of(second_of_one), regenerated).entries == (), "no first reply to tell by"
+
+
+@pytest.mark.parametrize("forget", ["crowd", "age", "clear"])
+def test_a_look_alike_that_was_forgotten_still_counts(monkeypatch, forget):
+    """Else the one that is left would seem to be the only one."""
+    ledger = ledger_of(entry(1, says=1))
+    if forget == "crowd":
+        for _ in range(MAX_PER_PLACE):
+            ledger.record(SCOPE, entry(ledger.new_lineage() + 1, says=2))
+    elif forget == "age":
+        monkeypatch.setattr(module, "MAX_ENTRIES", 1)
+        ledger.record(SCOPE, entry(2, says=2))
+    else:
+        ledger.clear()
+        assert len(ledger) == 0
+        ledger.record(SCOPE, entry(2, says=2))
+    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    ledger.record(SCOPE, entry(3, HELLO, says=3))
+    assert len(found(ledger, behind(HELLO)).entries) == 1, "another reply, another conversation"
+
+
+def test_what_the_conversation_itself_lost_is_no_rival():
+    ledger = ledger_of(*(entry(1, says=value) for value in range(MAX_PER_PLACE + 2)))
+    assert len(found(ledger, behind(LONG)).entries) == MAX_PER_PLACE
+    ledger.clear()
+    ledger.record(SCOPE, entry(2, says=3))
+    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    again = ledger_of(entry(1, says=3))
+    again.clear()
+    again.record(SCOPE, entry(2, says=3))
+    assert len(found(again, behind(LONG)).entries) == 1, "the same text shows nothing"
+
+
+def test_names_and_public_values_need_no_proof_but_stay_in_their_scope():
+    named = ledger_of(entry(1), scope=("ns", "chat"))
+    assert len(found(named, OPENING, scope=("ns", "chat")).entries) == 1
+    for scope in (("ns", "other"), SCOPE, ("ns2", "chat")):
+        assert found(named, behind(LONG), scope=scope).entries == ()
+    assert len(found(ledger_of(entry(1)), OPENING, public=True).entries) == 1
+
+
+def test_the_longest_turn_in_front_of_the_anchor_with_the_same_text_is_found():
+    short, longer = entry(1), entry(1, HELLO, masked=behind(LONG), depth=1)
+    ledger = ledger_of(short, longer)
+    assert found(ledger, behind(HELLO, behind(LONG))).entries == (longer,)
+    assert found(ledger, behind(HELLO, behind(LONG)), limit=30).entries == (short,)
+    other = OPENING[:5] + array("q", [-9]) + OPENING[6:]
+    assert found(ledger, behind(LONG, other)).entries == ()
+
+
+def test_a_turn_served_again_replaces_itself_and_the_newest_comes_first():
+    ledger = ledger_of(entry(1, says=1), entry(1, says=2), entry(1, says=1))
+    assert [e.path.ids[0] for e in found(ledger, behind(LONG)).entries] == [1, 2]
+
+
+def test_the_ledger_is_bounded_and_what_was_found_stays_longest(monkeypatch):
+    monkeypatch.setattr(module, "MAX_ENTRIES", 2)
+    first, second = entry(1), entry(2, masked=OPENING + SUFFIX)
+    ledger = ledger_of(first, second)
+    found(ledger, behind(LONG))
+    ledger.record(SCOPE, entry(3, masked=OPENING + HELLO))
+    assert len(ledger) == 2
+    assert found(ledger, behind(LONG)).entries == (first,)
