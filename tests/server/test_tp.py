@@ -8,6 +8,7 @@ the queue depends on what each rank's tree holds.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from tests.server.canary import encode
 from tests.server.harness import Answer, Server, ServerConfig, ServerPool, fresh_name, random_ids
 from tests.server.test_bit_equal import assert_same
+from tests.server.texts import english
 from tests.server.tiny_models import tiny_model
 
 RUN_LAST = True  # servers of its own
@@ -85,7 +88,26 @@ def scenario(server: Server) -> list[Answer]:
     ask(heads[3] + beta, kvedit={"splice": "require", "skills": ["beta"]})  # compiled again
     ask(heads[3] + gamma + beta)
     ask(heads[3] + beta, kvedit={"splice": "off"})
+    edits(server, ask)
     return answers
+
+
+def edits(server: Server, ask: Callable[..., None]) -> None:
+    """A field that changes twice: in place with a line, then by a line alone, then back."""
+    where = {"within": 64}
+    server.call(
+        "POST", "/kvedit/fields", {"name": "st", "pattern": "status: {value}", "where": where}
+    )
+    text = english("tp", 30)
+    for value, strategy in [
+        ("open", None),
+        ("sent away", None),
+        ("lost", "erratum"),
+        ("open", None),
+    ]:
+        options = {"conversation": "tp", "strategy": strategy}
+        ask(encode(f"status: {value}\n{text}\nAnd now?\n"), kvedit=options)
+    server.call("DELETE", "/kvedit/fields/st")
 
 
 def ranks(server: Server, path: Path, num_ranks: int) -> list[dict[str, Any]]:
@@ -105,6 +127,15 @@ def test_answers_and_reports_equal_those_of_one_rank(one: Run, two: Run) -> None
     assert [a.report for a in two.answers] == [a.report for a in one.answers]
     composed = [a.report["composed"] for a in one.answers]
     assert min(composed[:6]) > 0 and composed[6] == 0
+    edited = [
+        (a.report["base"], len(a.report["errata"]), a.report["edited"]) for a in one.answers[7:]
+    ]
+    assert edited == [
+        ("sent", 0, []),
+        ("conversation", 1, ["st"]),
+        ("conversation", 1, []),
+        ("sent", 0, []),
+    ]
     # A text that was replaced is found and not composed.
     assert [len(a.report["spans"]) for a in one.answers[:4]] == [1, 2, 2, 1]
 
@@ -114,7 +145,8 @@ def test_ranks_decide_alike(two: Run) -> None:
     assert first["copies"] > 5
     for what in ("skills", "registry_version", "copies", "cached_slots"):
         assert first[what] == second[what], what
-    assert first["counters"]["tokens"] == second["counters"]["tokens"]
+    for what in ("tokens", "edits"):
+        assert first["counters"][what] == second["counters"][what], what
     assert first["audit"] == second["audit"] == []
     assert first["hook_errors"] == second["hook_errors"] == {}
 
