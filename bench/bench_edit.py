@@ -12,7 +12,8 @@ second turn asks another question, and all arms but one say another value:
 
 The strategies know the earlier turn because the requests name their conversation, an option of
 the request (a chat client that sends its history back needs none). Every arm answers which of
-the two values holds (only these two are scored) in the request that is timed. Token counts are
+the two values holds (only these two are scored) in the request that is timed. A prompt's field
+changes to four values, each from the first one; full and prefix run once per prompt. Counts are
 checked against what the arm's layout implies; an arm that was served otherwise is WRONG.
 
     python bench/bench_edit.py [--reps N] [--positions 5,50,95] [--json] [--out FILE]
@@ -26,7 +27,7 @@ import json
 import random
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from kvedit.streaming import Streamed
 
 NUM_PROMPT_TOKENS = 4096
 POSITIONS = (5, 50, 95)  # percent
+NUM_CHANGES = 4  # values that the field of one prompt changes to, each from the first one
 FIELD, PATTERN = "order_status", "order_status: {value}"
 REGION_TOKENS = NUM_PROMPT_TOKENS - 16  # any position above, and never the last line
 STRATEGIES = ("erratum", "edit", "edit+erratum")
@@ -51,18 +53,23 @@ POOL_FLAGS = ("--max-total-tokens", "40000")
 
 
 class Case:
-    """One prompt with two values of its field, and as many questions as are asked of it."""
+    """One prompt, its field's first value and the values it changes to, and as many questions
+    as are asked of it."""
 
     def __init__(self, texts: TextIds, percent: int, rep: int) -> None:
-        rng = random.Random(f"kvedit edit {rep // 2}")
-        pair = rng.sample(STATUSES, 2)
-        self.old, self.new = pair if rep % 2 else reversed(pair)  # either answer equally often
+        rng = random.Random(f"kvedit edit {percent} {rep}")
+        self.old, *changes = rng.sample(STATUSES, 1 + 2 * NUM_CHANGES)
+        # Two strategies edit in place: with values in common, one would find the other's copies.
+        self.changes, self.other_changes = changes[:NUM_CHANGES], changes[NUM_CHANGES:]
         self._encode = texts.encode
         records = texts.filler(f"records {percent} {rep}", NUM_PROMPT_TOKENS)
-        self.position = NUM_PROMPT_TOKENS * percent // 100
-        self._before, self._after = _split_at_line(texts, records, self.position)
+        position = NUM_PROMPT_TOKENS * percent // 100
+        self._before, self._after = _split_at_line(texts, records, position)
         self._numbers = itertools.count(rng.randrange(100, 500))
-        self.choices = (self._first_id(self.old), self._first_id(self.new))
+
+    def choices(self, new: str) -> tuple[int, int]:
+        """First tokens of the two answers, the old value's first."""
+        return self._encode(f" {self.old}")[0], self._encode(f" {new}")[0]
 
     def prompt(self, value: str) -> list[int]:
         return self._before + self._field(value) + self._after + self._question()
@@ -82,9 +89,6 @@ class Case:
         """The last line; no two alike, so none is cached."""
         number = next(self._numbers)
         return self._encode(f"Question {number}: what is the order_status? The order_status is")
-
-    def _first_id(self, value: str) -> int:
-        return self._encode(f" {value}")[0]
 
 
 def _split_at_line(
@@ -108,42 +112,44 @@ class Measured:
 
 
 class Repetition:
-    """Every arm once on one case, each directly behind an exact hit."""
+    """One case. What needs a prefill of its own runs once, the others once per change; each arm
+    directly behind an exact hit."""
 
     def __init__(self, url: str, case: Case, measured: dict[str, Measured]) -> None:
         self._url, self._case, self._measured = url, case, measured
-        self._salt = fresh_salt()
+        self._salt, self._hoist_salt = fresh_salt(), fresh_salt()
 
-    def run(self, first: int) -> None:
+    def run(self) -> None:
         case = self._case
-        self._send(case.prompt(case.old), self._salt, OFF)
-        order = ["full", "hoist", *STRATEGIES]
-        order = order[first % len(order) :] + order[: first % len(order)]
+        first = case.changes[0]
+        self._send(case.prompt(case.old), self._salt, OFF, first)
+        self._send(case.hoisted(case.old), self._hoist_salt, OFF, first)
+        self._measure("full", first)
+        for index, pair in enumerate(zip(case.changes, case.other_changes, strict=True)):
+            order = ("hoist", *STRATEGIES)
+            turn = index % len(order)
+            for arm in (*order[turn:], *order[:turn]):
+                self._measure(arm, pair[arm == "edit+erratum"])
         # The host's own hit leaves the new prompt cached as it is, and so comes last.
-        for arm in (*order, "prefix"):
-            turn = self._prepared(arm)
-            exact, margin = self._send(case.prompt(case.old), self._salt, OFF)
-            self._note("exact", exact, exact.ttft_s, -margin)
-            result, margin = turn()
-            self._note(arm, result, exact.ttft_s, margin)
+        self._measure("prefix", first)
 
-    def _prepared(self, arm: str) -> Callable[[], tuple[Streamed, float]]:
-        """What stands before the arm's second turn, and then that turn."""
+    def _measure(self, arm: str, new: str) -> None:
         case = self._case
-        if arm == "full":
-            return lambda: self._send(case.prompt(case.new), fresh_salt(), OFF)
-        if arm == "prefix":
-            return lambda: self._send(case.prompt(case.new), self._salt, OFF)
-        if arm == "hoist":
-            salt = fresh_salt()
-            self._send(case.hoisted(case.old), salt, OFF)
-            return lambda: self._send(case.hoisted(case.new), salt, OFF)
-        options = {"conversation": arm, "strategy": arm}
-        self._send(case.prompt(case.old), self._salt, options)
-        return lambda: self._send(case.prompt(case.new), self._salt, options)
+        ids = case.hoisted(new) if arm == "hoist" else case.prompt(new)
+        salt = {"full": fresh_salt(), "hoist": self._hoist_salt}.get(arm, self._salt)
+        options = OFF
+        if arm in STRATEGIES:  # a conversation of its own for each change
+            options = {"conversation": f"{arm} {new}", "strategy": arm}
+            self._send(case.prompt(case.old), salt, options, new)
+        exact, margin = self._send(case.prompt(case.old), self._salt, OFF, new)
+        self._note("exact", exact, exact.ttft_s, -margin)
+        result, margin = self._send(ids, salt, options, new)
+        self._note(arm, result, exact.ttft_s, margin)
 
-    def _send(self, ids: list[int], salt: str, options: dict[str, Any]) -> tuple[Streamed, float]:
-        return choose(self._url, ids, self._case.choices, salt=salt, options=options)
+    def _send(
+        self, ids: list[int], salt: str, options: dict[str, Any], new: str
+    ) -> tuple[Streamed, float]:
+        return choose(self._url, ids, self._case.choices(new), salt=salt, options=options)
 
     def _note(self, arm: str, result: Streamed, exact_s: float, margin: float) -> None:
         own = self._measured[arm]
@@ -178,7 +184,7 @@ def measure_position(
     """One row per arm for one position of the field."""
     measured = {arm: Measured() for arm in ARMS}
     for rep in range(num_reps):
-        Repetition(url, Case(texts, percent, rep), measured).run(first=rep)
+        Repetition(url, Case(texts, percent, rep), measured).run()
     yield from (row_of(arm, percent, measured[arm]) for arm in ARMS)
 
 
@@ -196,7 +202,7 @@ def row_of(arm: str, percent: int, own: Measured) -> dict[str, Any]:
         "median_s": round(statistics.median(ttft_s), 4),
         "ratio_to_exact": round(ratio, 3),
         "prompt_tokens": own.results[-1].meta_info["prompt_tokens"],
-        **{key: report[key] for key in ("exact", "composed", "derived", "computed")},
+        **{key: report[key] for key in ("exact", "composed", "copied", "derived", "computed")},
         "num_right": own.num_right,
         "meets_target": meets,
         "wrong": own.wrong,
@@ -251,12 +257,12 @@ def main() -> int:
 def warm_up(url: str, texts: TextIds) -> None:
     """Every path once: the first requests of a server pay for its compilations."""
     scrap = {arm: Measured() for arm in ARMS}
-    Repetition(url, Case(texts, POSITIONS[-1], -1), scrap).run(first=0)
+    Repetition(url, Case(texts, POSITIONS[-1], -1), scrap).run()
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--reps", type=int, default=6, help="repetitions per arm and position")
+    parser.add_argument("--reps", type=int, default=4, help="prompts per position")
     parser.add_argument("--positions", type=_positions, default=POSITIONS, help="percents")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--out", type=Path, help="also write a .json or .md file")
