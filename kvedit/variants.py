@@ -94,10 +94,20 @@ def on_conversation(client: ClientPrompt, found: Found, tools: Tools) -> Iterato
     for entry in found.entries[:MAX_ENTRIES]:
         at = client.masked.to_real(found.length)
         for position in dict.fromkeys((entry.lines_end, entry.anchor)):
+            if position > entry.anchor and not _keeps_lines(client, entry, at):
+                continue
             variant = _variant(client, _continued(client, entry, at, position), tools)
             if variant is not None and (key := variant.path.ids.tobytes()) not in seen:
                 seen.add(key)
                 yield variant
+
+
+def _keeps_lines(client: ClientPrompt, entry: Entry, at: int) -> bool:
+    """Whether the entry's lines still end what they ended: a message that now goes on behind
+    them would run into their text."""
+    behind = entry.path.ids[entry.lines_end : entry.reply_start]
+    goes_on = len(behind) > 0 and client.ids[at : at + len(behind)] == behind
+    return goes_on or at == client.anchor
 
 
 def on_values(
