@@ -82,4 +82,5 @@ def _key(cache: KvEditCache, segment: int, low: int, high: int) -> RadixKey | No
             f"kvedit: donor: expected tokens that were computed, got {num_copies} copies"
         )
     extra_key, cache_salt = path.key
-    return RadixKey(path.ids[:high], extra_key, cache_salt=cache_salt)
+    stop = -(-high // runtime.page_size) * runtime.page_size  # the tree matches whole pages
+    return RadixKey(path.ids[:stop], extra_key, cache_salt=cache_salt)
