@@ -12,7 +12,6 @@ cases share more than a few cached tokens.
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -110,10 +109,9 @@ class Case:
         """The forced beginning of the answer."""
         return QUESTIONS[self.kind][1]
 
-    def raw(self, value: str, tier: str | None = None, line: str | None = None) -> str:
-        """The case as plain text; ``line`` directly before the last line."""
-        update = "" if line is None else f"{line}\n"
-        return f"{self.session(value, tier)}\n\nTASK\n{self.question}\n{update}{self.opening}"
+    def raw(self, value: str, tier: str | None = None) -> str:
+        """The case as plain text; the last line is the beginning of the answer."""
+        return f"{self.session(value, tier)}\n\nTASK\n{self.question}\n{self.opening}"
 
     def option_ids(self, encode: Encode) -> tuple[int, int]:
         """First token of the old value's answer and of the new one's."""
@@ -189,6 +187,19 @@ class Scored:
     report: dict[str, Any]
 
 
+class AnyCase(Protocol):
+    """What an arm needs of a case; ``Case`` says what it is."""
+
+    @property
+    def old(self) -> str: ...
+    @property
+    def new(self) -> str: ...
+    @property
+    def tiers(self) -> tuple[str, str]: ...
+    def raw(self, value: str, tier: str | None = None) -> str: ...
+    def option_ids(self, encode: Encode) -> tuple[int, int]: ...
+
+
 class Send(Protocol):
     """One request for one token. choices: ids of the old and the new answer."""
 
@@ -198,29 +209,23 @@ class Send(Protocol):
 
 
 def declarations() -> list[dict[str, Any]]:
-    """Bodies of POST /kvedit/fields for every field of the tasks, in every namespace."""
-    labels = (*LABELS.values(), "customer_tier")
-    where = {"within": FIELD_REGION_TOKENS}
+    """Arguments of ``client.fields.add`` for every field of the tasks, in every namespace."""
     return [
-        {"name": label, "pattern": f"{label}: {{value}}", "where": where, "shared": True}
-        for label in labels
+        {
+            "name": label,
+            "pattern": f"{label}: {{value}}",
+            "within": FIELD_REGION_TOKENS,
+            "shared": True,
+        }
+        for label in (*LABELS.values(), "customer_tier")
     ]
 
 
-def run_plain(case: Case, value: str, encode: Encode, send: Send) -> Scored:
-    """The prompt as it is, in a namespace that holds nothing."""
-    return send(
-        encode(case.raw(value)),
-        salt=uuid.uuid4().hex,
-        options=OFF,
-        choices=case.option_ids(encode),
-    )
-
-
-def run_arm(case: Case, arm: Arm, encode: Encode, send: Send, salt: str | None = None) -> Scored:
+def run_arm(case: AnyCase, arm: Arm, encode: Encode, send: Send, salt: str) -> Scored:
     """Both turns of an arm; the second one's score. Raises ValueError if it was served
-    otherwise than the arm says. ``salt``: a namespace of the caller's, else a new one."""
-    salt, choices = salt or uuid.uuid4().hex, case.option_ids(encode)
+    otherwise than the arm says. ``salt``: a namespace that holds nothing of the new value yet
+    (arms of one case may share it: each names a conversation of its own)."""
+    choices = case.option_ids(encode)
     turn = {"conversation": arm.name}
     send(encode(case.raw(case.old)), salt=salt, options=turn, choices=choices)
     tier = case.tiers[1] if arm.changes_tier else None

