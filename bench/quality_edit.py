@@ -149,10 +149,11 @@ def _row(
 
 
 def as_line(row: dict[str, Any]) -> str:
-    recovery = "     -" if row["recovery"] is None else f"{row['recovery']:6.2f}"
+    recovery = "    -" if row["recovery"] is None else f"{row['recovery']:5.2f}"
     return (
         f"{row['task']:8} {row['arm']:24} accuracy {row['accuracy']:.2f}  recovery {recovery}  "
-        f"margin {row['margin']:6.2f}  distance {row['distance']:5.2f}  n {row['cases']} ({row['recovery_cases']})"
+        f"margin {row['margin']:6.2f}  distance {row['distance']:5.2f}  "
+        f"n {row['cases']} ({row['recovery_cases']})"
     )
 
 
