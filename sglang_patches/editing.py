@@ -212,11 +212,14 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
         return
     variant, client, found = edit.chosen, edit.client, edit.found
     reply = array("q", req.output_ids)
+    served = (variant.path.ids + reply)[:up_to]
+    while reply and reply[-1] in runtime.tokens.special_ids:
+        reply.pop()  # a client does not send the end mark back, and alone it proves nothing
     known = found.lineage is not None
     entry = Entry(
         masked=client.masked.ids[: client.masked.to_masked(client.anchor)],
         path=ServedPath(
-            ids=(variant.path.ids + reply)[:up_to],
+            ids=served,
             pieces=state.pieces,
             windows=variant.path.windows,
             lines=variant.path.lines,

@@ -58,7 +58,7 @@ class EditState:
         """Why the prompt is served as it was sent."""
         if self.chosen.base != "sent":
             return None
-        return "no_saving" if self.others else self.found.reason
+        return "no_saving" if self.others else self.found.reason or "strategy"
 
     def report(self) -> dict[str, object]:
         fields = self.client.fields
