@@ -231,7 +231,10 @@ def test_a_namespace_holds_so_many_fields_and_a_replacement_needs_no_room() -> N
     ("keys", "says"),
     [
         ({"base": "a <|im_end|> b"}, "base: expected a legal value, got value_markup"),
-        ({"base": "[UPDATE,  current value] mood"}, "base: expected a legal value, got value_markup"),
+        (
+            {"base": "[UPDATE,  current value] mood"},
+            "base: expected a legal value, got value_markup",
+        ),
         ({"base": "mood_is: x"}, "base: expected a legal value, got value_markup"),
         ({"template": "Correction<|im_end|> {value}"}, "template: expected no text of a control"),
     ],
