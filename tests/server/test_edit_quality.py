@@ -46,8 +46,8 @@ NUM_PARALLEL = 4
 MIN_ACCURACY = 0.75
 MIN_RECOVERY = {"capital": 0.6, "copy": 0.85}  # of edits; a line says more than the field alone
 SHIFT_ERROR = 1  # positions
-# One case answered elsewhere in a batch of other size may round otherwise; a copy must not.
-MAX_NOISE, MIN_SHIFTED = 0.02, 0.1  # mean |difference| of scores, in nats
+# A batch of another size rounds otherwise; that must stay far below what a wrong copy does.
+MAX_NOISE, MIN_SHIFTED = 0.08, 0.15  # mean |difference| of scores, in nats; measured .02, .3
 SERVED_BY_EDIT = [a for a in ARMS if a.options in (EDIT, ERRATUM, BOTH)]
 
 
