@@ -101,7 +101,7 @@ def _weights(reader: Any) -> Iterator[tuple[str, Any]]:
     from gguf import dequantize
 
     for tensor in reader.tensors:
-        values = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type))
+        values = torch.tensor(dequantize(tensor.data, tensor.tensor_type))
         shape = tuple(reversed(tensor.shape.tolist()))
         yield hf_name(tensor.name), values.reshape(shape).to(torch.bfloat16)
 
