@@ -10,8 +10,9 @@ two users may ask the same question and differ only in the field. So an entry is
     was given the same reply at the same place with another text served.
 
 Everything else is served as sent. What is forgotten leaves a digest behind, for a conversation
-that is left alone would seem to be the only one. A restart forgets even these: only a name, or a
-namespace of its own, keeps a conversation apart from one that reads the same in every word.
+that is left alone would seem to be the only one; so does a turn that was served without edits.
+A restart forgets even these: only a name, or a namespace of its own, keeps a conversation apart
+from one that reads the same in every word.
 One ledger per rank, fed with the same calls in the same order.
 """
 
@@ -28,7 +29,7 @@ from kvedit.served import ServedPath
 Scope = tuple[str, str]  # (namespace tag, name of the conversation or "")
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
-Trace = tuple[int | None, int | None]  # of forgotten entries: lineage, hash of what was served
+Trace = tuple[int | None, int | None]  # of turns that are no entries: lineage, hash of the served
 
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
@@ -146,10 +147,14 @@ class Ledger:
         ):
             self._forget(next(iter(self._order)))
 
+    def note_rival(self, scope: Scope, entry: Entry) -> None:
+        """A turn that is no base, but may be of a conversation that reads like a kept one."""
+        self._leave_trace(entry, _place(scope, entry.masked))
+
     def clear(self) -> None:
         """Forget every entry: what was served before is no base any more."""
-        for entry in list(self._order):
-            self._leave_trace(entry)
+        for entry, place in self._order.items():
+            self._leave_trace(entry, place)
         self._places.clear()
         self._order.clear()
         self._lengths.clear()
@@ -164,11 +169,11 @@ class Ledger:
         return [entry for entry in bucket if entry.masked == begins]
 
     def _forget(self, entry: Entry) -> None:
-        self._leave_trace(entry)
+        self._leave_trace(entry, self._order[entry])
         self._remove(entry)
 
-    def _leave_trace(self, entry: Entry) -> None:
-        heard, trace = self._heard(entry), _trace(entry)
+    def _leave_trace(self, entry: Entry, place: Place) -> None:
+        heard, trace = (place, _hash(_heard(entry.reply))), _trace(entry)
         known = self._traces.pop(heard, trace)
         self._traces[heard] = (
             trace[0] if known[0] == trace[0] else None,
@@ -178,13 +183,11 @@ class Ledger:
             self._traces.popitem(last=False)
 
     def _is_rivalled(self, entry: Entry) -> bool:
-        """Whether a forgotten entry of another conversation would fit as well as this one."""
+        """Whether a turn of another conversation that is no entry fits as well as this one."""
         trace = _trace(entry)
-        lineage, served = self._traces.get(self._heard(entry), trace)
+        heard = self._order[entry], _hash(_heard(entry.reply))
+        lineage, served = self._traces.get(heard, trace)
         return lineage != trace[0] and served != trace[1]
-
-    def _heard(self, entry: Entry) -> Heard:
-        return self._order[entry], _hash(_heard(entry.reply))
 
     def _remove(self, entry: Entry) -> None:
         place = self._order.pop(entry)

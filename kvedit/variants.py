@@ -93,21 +93,28 @@ def on_conversation(client: ClientPrompt, found: Found, tools: Tools) -> Iterato
     seen: set[bytes] = set()
     for entry in found.entries[:MAX_ENTRIES]:
         at = client.masked.to_real(found.length)
-        for position in dict.fromkeys((entry.lines_end, entry.anchor)):
-            if position > entry.anchor and not _keeps_lines(client, entry, at):
-                continue
+        for position in _line_ends(client, entry, at):
             variant = _variant(client, _continued(client, entry, at, position), tools)
             if variant is not None and (key := variant.path.ids.tobytes()) not in seen:
                 seen.add(key)
                 yield variant
 
 
+def _line_ends(client: ClientPrompt, entry: Entry, at: int) -> tuple[int, ...]:
+    """Where the entry's path may be left: with the lines of its turn, without them, or either.
+    Lines that turns follow stay; lines that nothing follows yet may be replaced."""
+    if entry.lines_end == entry.anchor:
+        return (entry.anchor,)
+    if at == client.anchor:
+        return entry.lines_end, entry.anchor
+    return (entry.lines_end if _keeps_lines(client, entry, at) else entry.anchor,)
+
+
 def _keeps_lines(client: ClientPrompt, entry: Entry, at: int) -> bool:
     """Whether the entry's lines still end what they ended: a message that now goes on behind
     them would run into their text."""
     behind = entry.path.ids[entry.lines_end : entry.reply_start]
-    goes_on = len(behind) > 0 and client.ids[at : at + len(behind)] == behind
-    return goes_on or at == client.anchor
+    return len(behind) > 0 and client.ids[at : at + len(behind)] == behind
 
 
 def on_values(
@@ -181,9 +188,15 @@ def _variant(client: ClientPrompt, base: Base, tools: Tools) -> Variant | None:
     changed = [n for n, value in says.items() if n in wanted and value != wanted[n].value]
     strategies = {number: tools.strategy_of(number) for number in changed}
     with_line = [n for n in changed if strategies[n] in ("erratum", "edit+erratum")]
-    in_place = [n for n in changed if strategies[n] in ("edit", "edit+erratum")]
-    has_line = {line.number for line in base.path.lines}
-    if "recompute" in strategies.values() or has_line & (set(in_place) - set(with_line)):
+    in_place = [
+        w.number
+        for w in base.path.windows  # an older line may say the value of now, its window does not
+        if w.number in wanted
+        and w.value != wanted[w.number].value
+        and tools.strategy_of(w.number) in ("edit", "edit+erratum")
+    ]
+    without_line = {n for n in changed if strategies[n] == "edit"}
+    if "recompute" in strategies.values() or without_line & {x.number for x in base.path.lines}:
         return None
     if with_line:
         if base.turn is not None and base.turn[0] < base.turn[1]:

@@ -56,13 +56,7 @@ def read_edits(
             found=Found(reason="no_field"),
             sent=sent,
         )
-    found = runtime.ledger.find(
-        scope,
-        client.masked,
-        client.masked.to_masked(client.anchor),
-        public=client.is_public,
-        text_of=lambda ids: runtime.tokens.joined(ids)[0],
-    )
+    found = _find(runtime, client, scope)
     tools = _tools(cache, req, client, options, plan_of)
     return EditState(
         client=client,
@@ -205,21 +199,27 @@ def _reaches(
 
 def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -> None:
     """The request ended with ``up_to`` tokens of its path in the tree."""
-    edit, runtime = state.edit, cache.runtime
-    if edit is None or not edit.client.windows or not edit.is_frozen:
+    runtime = cache.runtime
+    if not state.is_valid_for(req):
         return
-    if edit.weight_epoch != runtime.weight_epoch or not state.is_valid_for(req):
+    edit = _without_edits(runtime, req, state) if state.edit is None else state.edit
+    if edit is None or not edit.client.windows or not edit.is_frozen:
         return
     variant, client, found = edit.chosen, edit.client, edit.found
     reply = array("q", req.output_ids)
-    served = (variant.path.ids + reply)[:up_to]
+    served = variant.path.ids + reply
     while reply and reply[-1] in runtime.tokens.special_ids:
         reply.pop()  # a client does not send the end mark back, and alone it proves nothing
     known = found.lineage is not None
+    is_base = (
+        state.edit is not None
+        and edit.weight_epoch == runtime.weight_epoch
+        and up_to >= variant.lines_end
+    )
     entry = Entry(
         masked=client.masked.ids[: client.masked.to_masked(client.anchor)],
         path=ServedPath(
-            ids=served,
+            ids=served[:up_to] if is_base else served,
             pieces=state.pieces,
             windows=variant.path.windows,
             lines=variant.path.lines,
@@ -231,8 +231,41 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
         depth=found.depth if known else 0,
         reply=reply,
     )
-    if up_to >= entry.lines_end:
-        runtime.ledger.record(edit.scope, entry)
+    if not is_base:
+        runtime.ledger.note_rival(edit.scope, entry)
+        return
+    runtime.ledger.record(edit.scope, entry)
     for window in client.windows:
         if client.fields[window.number].cross_request:
             runtime.seen_values.add(edit.scope[0], window.number, window.value)
+
+
+def _without_edits(runtime: Runtime, req: Any, state: RequestState) -> EditState | None:
+    """A request that was served without edits, as if it had been served as sent: its conversation
+    may be told from a remembered one by nothing but its reply."""
+    fields = runtime.fields.visible(state.namespace)
+    if not fields:
+        return None
+    ids = req.origin_input_ids
+    client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
+    if not client.windows:
+        return None
+    scope: Scope = (state.namespace, state.options.conversation or "")
+    return EditState(
+        client=client,
+        scope=scope,
+        weight_epoch=runtime.weight_epoch,
+        found=_find(runtime, client, scope),
+        sent=as_sent(client, state.plan),
+        is_frozen=True,
+    )
+
+
+def _find(runtime: Runtime, client: ClientPrompt, scope: Scope) -> Found:
+    return runtime.ledger.find(
+        scope,
+        client.masked,
+        client.masked.to_masked(client.anchor),
+        public=client.is_public,
+        text_of=lambda ids: runtime.tokens.joined(ids)[0],
+    )

@@ -130,6 +130,17 @@ def test_a_look_alike_that_was_forgotten_still_counts(monkeypatch, forget):
     assert len(found(ledger, behind(HELLO)).entries) == 1, "another reply, another conversation"
 
 
+def test_a_look_alike_that_was_served_without_edits_counts_too():
+    ledger = ledger_of(entry(1, says=1))
+    ledger.note_rival(SCOPE, entry(2, says=1))
+    assert len(found(ledger, behind(LONG)).entries) == 1, "the same text shows nothing"
+    ledger.note_rival(SCOPE, entry(3, HELLO, says=2))
+    assert len(found(ledger, behind(LONG)).entries) == 1, "another reply"
+    ledger.note_rival(SCOPE, entry(4, says=2))
+    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert len(ledger) == 1, "no base of anything"
+
+
 def test_what_the_conversation_itself_lost_is_no_rival():
     ledger = ledger_of(*(entry(1, says=value) for value in range(MAX_PER_PLACE + 2)))
     assert len(found(ledger, behind(LONG)).entries) == MAX_PER_PLACE
