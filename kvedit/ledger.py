@@ -132,6 +132,8 @@ class Ledger:
     def record(self, scope: Scope, entry: Entry) -> None:
         """Keep a turn; it replaces an entry of the same conversation that was served the same."""
         place = _place(scope, entry.masked)
+        if scope[1]:  # its client may leave the name out the next time
+            self.note_rival((scope[0], ""), entry)
         bucket = self._places.setdefault(place, [])
         for old in [old for old in bucket if _same_turn(old, entry)]:
             self._remove(old)

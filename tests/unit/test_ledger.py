@@ -141,6 +141,14 @@ def test_a_look_alike_that_was_served_without_edits_counts_too():
     assert len(ledger) == 1, "no base of anything"
 
 
+def test_a_look_alike_that_was_named_counts_where_names_are_left_out():
+    ledger = ledger_of(entry(1, says=1))
+    ledger.record(("ns2", "chat"), entry(2, says=2))
+    assert len(found(ledger, behind(LONG)).entries) == 1, "another namespace"
+    ledger.record(("ns", "chat"), entry(3, says=2))
+    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+
+
 def test_what_the_conversation_itself_lost_is_no_rival():
     ledger = ledger_of(*(entry(1, says=value) for value in range(MAX_PER_PLACE + 2)))
     assert len(found(ledger, behind(LONG)).entries) == MAX_PER_PLACE
