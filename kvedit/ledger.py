@@ -30,6 +30,7 @@ Scope = tuple[str, str]  # (namespace tag, name of the conversation or "")
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
 Trace = tuple[int | None, int | None]  # of turns that are no entries: lineage, hash of the served
+Unread = tuple[str, int, int]  # namespace, field number, hash of the reply
 
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
@@ -84,6 +85,7 @@ class Ledger:
         self._order: OrderedDict[Entry, Place] = OrderedDict()
         self._lengths: dict[Scope, Counter[int]] = {}
         self._traces: OrderedDict[Heard, Trace] = OrderedDict()  # None: several
+        self._unread: OrderedDict[Unread, None] = OrderedDict()
         self._num_tokens = 0
         self._last_lineage = 0
 
@@ -153,6 +155,13 @@ class Ledger:
         """A turn that is no base, but may be of a conversation that reads like a kept one."""
         self._leave_trace(entry, _place(scope, entry.masked))
 
+    def note_unread(self, namespace: str, number: int, reply: array[int]) -> None:
+        """A turn was given ``reply`` while its value of a field could not be read, so it is masked
+        nowhere: any turn with that reply may be of a conversation that reads like its own."""
+        self._unread[namespace, number, _hash(_heard(reply))] = None
+        while len(self._unread) > MAX_TRACES:
+            self._unread.popitem(last=False)
+
     def clear(self) -> None:
         """Forget every entry: what was served before is no base any more."""
         for entry, place in self._order.items():
@@ -186,9 +195,12 @@ class Ledger:
 
     def _is_rivalled(self, entry: Entry) -> bool:
         """Whether a turn of another conversation that is no entry fits as well as this one."""
-        trace = _trace(entry)
-        heard = self._order[entry], _hash(_heard(entry.reply))
-        lineage, served = self._traces.get(heard, trace)
+        trace, reply = _trace(entry), _hash(_heard(entry.reply))
+        place = self._order[entry]
+        namespace = place[0][0]
+        if any((namespace, w.number, reply) in self._unread for w in entry.path.windows):
+            return True
+        lineage, served = self._traces.get((place, reply), trace)
         return lineage != trace[0] and served != trace[1]
 
     def _remove(self, entry: Entry) -> None:

@@ -24,6 +24,10 @@ from kvedit.variants import Tools, Variant, as_sent, on_conversation, on_values
 from sglang_patches.state import EditState, RequestState
 
 MIN_ROOM = 5  # what the host wants to be left behind any prompt
+# reasons of a field that stands in a prompt, but not with another value
+UNREAD_VALUE = frozenset(
+    ("value_empty", "value_too_long", "value_markup", "value_open", "tokens_merge", "overlapping")
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,13 +207,16 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
     if not state.is_valid_for(req):
         return
     edit = _without_edits(runtime, req, state) if state.edit is None else state.edit
-    if edit is None or not edit.client.windows or not edit.is_frozen:
+    if edit is None or not edit.is_frozen:
         return
     variant, client, found = edit.chosen, edit.client, edit.found
     reply = array("q", req.output_ids)
     served = variant.path.ids + reply
     while reply and reply[-1] in runtime.tokens.special_ids:
         reply.pop()  # a client does not send the end mark back, and alone it proves nothing
+    _note_unread(runtime, state.namespace, client, reply)
+    if not client.windows:
+        return
     known = found.lineage is not None
     is_base = (
         state.edit is not None
@@ -240,6 +247,13 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
             runtime.seen_values.add(edit.scope[0], window.number, window.value)
 
 
+def _note_unread(runtime: Runtime, namespace: str, client: ClientPrompt, reply: array[int]) -> None:
+    unread = {item.field for item in client.unedited if item.reason in UNREAD_VALUE}
+    for field in runtime.fields.visible(namespace) if unread else ():
+        if field.name in unread:
+            runtime.ledger.note_unread(namespace, field.number, reply)
+
+
 def _without_edits(runtime: Runtime, req: Any, state: RequestState) -> EditState | None:
     """A request that was served without edits, as if it had been served as sent: its conversation
     may be told from a remembered one by nothing but its reply."""
@@ -248,14 +262,12 @@ def _without_edits(runtime: Runtime, req: Any, state: RequestState) -> EditState
         return None
     ids = req.origin_input_ids
     client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
-    if not client.windows:
-        return None
     scope: Scope = (state.namespace, state.options.conversation or "")
     return EditState(
         client=client,
         scope=scope,
         weight_epoch=runtime.weight_epoch,
-        found=_find(runtime, client, scope),
+        found=_find(runtime, client, scope) if client.windows else Found(reason="no_field"),
         sent=as_sent(client, state.plan),
         is_frozen=True,
     )

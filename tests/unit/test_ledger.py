@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from kvedit import ledger as module
 from kvedit.ledger import MAX_PER_PLACE, Entry, Ledger
 from kvedit.masks import Masked
-from kvedit.served import ServedPath
+from kvedit.served import ServedPath, Window
 
 SCOPE = ("ns", "")
 OPENING = array("q", range(100, 120))
@@ -146,6 +147,20 @@ def test_a_look_alike_that_was_named_counts_where_names_are_left_out():
     ledger.record(("ns2", "chat"), entry(2, says=2))
     assert len(found(ledger, behind(LONG)).entries) == 1, "another namespace"
     ledger.record(("ns", "chat"), entry(3, says=2))
+    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+
+
+def test_a_look_alike_whose_value_could_not_be_read_counts_too():
+    """It is masked nowhere, so nothing but its reply tells that it may read like another."""
+    window = Window(number=5, start=0, stop=1, value="v", around="")
+    mine = entry(1)
+    ledger = ledger_of(
+        dataclasses.replace(mine, path=dataclasses.replace(mine.path, windows=(window,)))
+    )
+    for namespace, number, reply in (("ns2", 5, LONG), ("ns", 6, LONG), ("ns", 5, HELLO)):
+        ledger.note_unread(namespace, number, reply)
+    assert len(found(ledger, behind(LONG)).entries) == 1
+    ledger.note_unread("ns", 5, LONG)
     assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
 
 
