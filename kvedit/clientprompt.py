@@ -14,6 +14,8 @@ from kvedit.masks import Masked
 from kvedit.served import Window
 from kvedit.tokentext import Tokens
 
+ABSENT = ("not_in_prompt", "role_not_found")  # reasons of fields that the prompt does not have
+
 
 @dataclass(frozen=True, slots=True)
 class Unedited:
@@ -41,6 +43,13 @@ class ClientPrompt:
     @cached_property
     def masked(self) -> Masked:
         return Masked(self.ids, self.windows)
+
+    @property
+    def refused(self) -> tuple[Unedited, ...]:
+        """What the client should know: fields in its prompt that take no part, or why it has
+        none at all."""
+        present = tuple(item for item in self.unedited if item.reason not in ABSENT)
+        return present if self.windows or present else self.unedited
 
     @property
     def is_public(self) -> bool:

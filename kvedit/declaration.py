@@ -125,9 +125,11 @@ def is_one_line(text: str) -> bool:
 
 def filled(template: str, name: str, pattern: str) -> tuple[str, str]:
     """The text of a line before and behind the value; {label} is the pattern's text before its
-    own value."""
+    own value, and {label}{value} the whole pattern."""
     head, _, tail = template.partition(VALUE)  # split first: a name may hold "{value}"
-    label = pattern.partition(VALUE)[0]
+    label, _, unit = pattern.partition(VALUE)
+    if head.endswith(LABEL):
+        tail = unit + tail
     texts = [text.replace(LABEL, label).replace(NAME, name) for text in (head, tail)]
     return texts[0], texts[1]
 

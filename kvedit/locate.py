@@ -248,9 +248,14 @@ def _context(located: Located, ids: Sequence[int], tokens: Tokens) -> tuple[int,
     behind = ids[located.stop : located.stop + MAX_CONTEXT_TOKENS]
     start = located.start - _num_to_line_edge(before, tokens)
     stop = located.stop + _num_to_line_edge(behind, tokens)
-    while start > 0 and _begins_inside_char(tokens.token_bytes(ids[start])):
+    # White space at an end of the stretch would be cut into tokens in another way than inside.
+    while start > 0 and (
+        _begins_inside_char(tokens.token_bytes(ids[start])) or _is_space(ids[start], tokens)
+    ):
         start -= 1
-    while stop < len(ids) and _begins_inside_char(tokens.token_bytes(ids[stop])):
+    while stop < len(ids) and (
+        _begins_inside_char(tokens.token_bytes(ids[stop])) or _is_space(ids[stop - 1], tokens)
+    ):
         stop += 1
     return start, stop
 
@@ -263,6 +268,10 @@ def _num_to_line_edge(ids: Iterable[int], tokens: Tokens) -> int:
         if token_id in tokens.special_ids or num_breaks == 2:
             break
     return num_tokens
+
+
+def _is_space(token_id: int, tokens: Tokens) -> bool:
+    return token_id not in tokens.special_ids and not tokens.token_bytes(token_id).strip()
 
 
 def _begins_inside_char(piece: bytes) -> bool:

@@ -38,6 +38,7 @@ class Line:
     value: str
 
 
+EDIT = "kvedit/edit"  # in place of a skill's name, which holds no "/"
 Placed = TypeVar("Placed", Window, Line)
 
 
@@ -165,7 +166,7 @@ class _Editor:
             self._spans.append(
                 Span(
                     segment=self._limits.donor,
-                    skill="edit",
+                    skill=EDIT,
                     match_start=start + shift,
                     start=start + shift,
                     stop=stop + shift,

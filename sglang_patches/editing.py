@@ -183,14 +183,15 @@ def _key(req: Any, ids: array[int]) -> RadixKey:
 
 
 def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
-    """Why ``edits: require`` cannot be met: reuse must reach beyond every field."""
-    reasons = [f"{item.field}: {item.reason}" for item in edit.client.unedited]
-    if edit.client.windows:
-        fields_end = edit.client.windows[-1].stop
-        variants = [edit.sent, *edit.others]
-        if not any(_reaches(cache, req, edit, v, fields_end) for v in variants):
-            reasons.append(edit.found.reason or "no_base")
-    return reasons or ([] if edit.client.windows else ["no_field"])
+    """Why ``edits: require`` cannot be met: reuse must reach beyond every field in the prompt."""
+    reasons = [f"{item.field}: {item.reason}" for item in edit.client.refused]
+    if not edit.client.windows:
+        return reasons or ["no_field"]
+    fields_end = edit.client.windows[-1].stop
+    variants = [edit.sent, *edit.others]
+    if not any(_reaches(cache, req, edit, v, fields_end) for v in variants):
+        reasons.append(edit.found.reason or "no_base")
+    return reasons
 
 
 def _reaches(

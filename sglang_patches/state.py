@@ -67,11 +67,16 @@ class EditState:
             "base": self.chosen.base,
             "as_sent_because": self.reason,
             "errata": [
-                {"field": fields[line.number].name, "start": line.start, "stop": line.stop}
+                {
+                    "field": fields[line.number].name,
+                    "start": line.start,
+                    "stop": line.stop,
+                    "text": fields[line.number].line(line.value),
+                }
                 for line in self.chosen.new_lines
             ],
             "edited": [fields[number].name for number in self.chosen.edited],
-            "unedited": [{"field": u.field, "reason": u.reason} for u in self.client.unedited],
+            "unedited": [{"field": u.field, "reason": u.reason} for u in self.client.refused],
         }
 
 

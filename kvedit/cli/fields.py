@@ -87,8 +87,13 @@ def _list(args: argparse.Namespace) -> int:
     if args.json:
         print("\n".join(map(json.dumps, fields)))
     else:
-        print_table(_COLUMNS, [{**field, "where": _where(field["where"])} for field in fields])
+        print_table(_COLUMNS, [_row(field) for field in fields])
     return 0
+
+
+def _row(field: dict[str, Any]) -> dict[str, Any]:
+    base = "-" if field["base"] is None else field["base"]
+    return {**field, "where": _where(field["where"]), "base": base}
 
 
 def _where(where: dict[str, Any]) -> str:

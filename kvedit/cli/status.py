@@ -11,6 +11,7 @@ from kvedit.cli.connect import add_connection, connect
 
 WARNINGS = "warnings"  # [text]
 SPLICES = "counters.splices"  # [{"outcome", "reason", "count"}]
+EDITS = "counters.edits"  # [{"kind", "base", "count"}]
 
 
 def add_parser(subparsers: Any) -> None:
@@ -40,6 +41,9 @@ def _rows(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif prefix == SPLICES:
         for counted in value:
             yield f"{prefix}.{counted['outcome']}", _count_and_reason(counted)
+    elif prefix == EDITS:
+        for counted in value:
+            yield f"{prefix}.{counted['kind']}", f"{counted['count']} on base {counted['base']}"
     elif prefix == WARNINGS:
         for warning in value:
             yield prefix, warning

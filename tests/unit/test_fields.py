@@ -130,6 +130,8 @@ def test_only_an_object_declares(value: object) -> None:
 def test_the_line_fills_in_name_and_value_once() -> None:
     book = FieldBook()
     assert declare(book).line("open") == "[update, current value] status_is: open"
+    heat = declare(book, "heat", pattern="heat: {value} degrees")
+    assert heat.line("5") == "[update, current value] heat: 5 degrees"
     odd = declare(
         book, "{value}", pattern="odd: {value}", template="Correction: {name} = {value} from now"
     )

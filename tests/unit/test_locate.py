@@ -104,6 +104,23 @@ def test_another_value_changes_the_ids_of_the_window_alone(case, old, new):
     assert ids[: found.start] + window + ids[found.stop :] == expected
 
 
+@pytest.mark.parametrize("behind", ["\n\n", "\n\n\n", "\n \n", "\n\t\n  ", "  \n\n", "\n"])
+@pytest.mark.parametrize("ahead", ["", "You help.\n\n", "You help. \n\n\n ", "A\n\n\n\n"])
+@pytest.mark.parametrize("pattern", ["heat: {value} degrees", "mood: {value}, ok", "v: {value}"])
+def test_white_space_near_a_window_is_no_reason_to_refuse(case, pattern, ahead, behind):
+    field = a_field(pattern)
+
+    def ids_with(value):
+        text = ahead + pattern.replace("{value}", value) + behind + "Policy one.\n\nAnd two."
+        return case.ids("system", text, "user", "Hi")
+
+    ids = ids_with("5")
+    found = case.locate(ids, field)
+    window = window_ids(found, ids, "12", case.tokens)
+    assert window is not None
+    assert ids[: found.start] + window + ids[found.stop :] == ids_with("12")
+
+
 PATTERNS = ["order_status: {value}", 'status="{value}"', "x={value}", "id{value}", "v=({value}!)",
             "state:\t{value} (now)", "status={value}."]  # fmt: skip
 AROUND = ["{}", "{}\n", "{}\n\n  next", "{}  \r\n\r\nnext", "a {}\nb", "({}\n\n\nend", "\n{}\t\n"]
