@@ -11,6 +11,7 @@ from kvedit.errors import BadRequest, Conflict, Unsupported
 from kvedit.fields import Declaration, Field, parse_declaration
 from kvedit.namespace import SHARED
 from kvedit.skills import State
+from kvedit.tokentext import TokenText
 
 if TYPE_CHECKING:
     from sglang_patches.runtime import Runtime
@@ -115,6 +116,6 @@ def _special_texts(runtime: Runtime) -> frozenset[str]:
     if runtime.tokenizer is None:
         raise BadRequest("kvedit: fields: expected a tokenizer, got --skip-tokenizer-init")
     try:
-        return runtime.tokens.special_texts
+        return TokenText(runtime.tokenizer).special_texts
     except Unsupported as error:  # of this server, but it is this request that cannot be met
         raise BadRequest(f"kvedit: fields: {'; '.join(error.reasons)}") from error

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from kvedit.modelstore import default_model_dir as find_default_model
 from sglang_patches import cpu
 
 cpu.prepare()  # before any test module imports sglang, on a host without a GPU
+
+# No test asserts a time. The daily run tries the same examples each time, a long one looks for new.
+settings.register_profile(
+    "kvedit", deadline=None, derandomize=os.environ.get("KVEDIT_TEST_LONG") != "1"
+)
+settings.load_profile("kvedit")
 
 
 @pytest.fixture(scope="session")

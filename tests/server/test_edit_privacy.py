@@ -34,6 +34,10 @@ SECRETS = {"left": ("alpha four", "alpha seven"), "right": ("bravo nine", "bravo
 QUESTIONS = ("How is it?", "And now?", "What about tomorrow?")
 
 
+def in_long_runs(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.long)
+
+
 @pytest.fixture
 def server(servers: ServerPool) -> Iterator[Server]:
     server = servers.get(CONFIG)
@@ -77,7 +81,7 @@ def ask_both(both: dict[str, Chat], turn: int, question: str) -> dict[str, Reply
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("declared", [None, "unknown"], ids=["no base", "a base"])
+@pytest.mark.parametrize("declared", [None, in_long_runs("unknown")], ids=["no base", "a base"])
 def test_secrets_stay_apart(start: Any, strategy: str, declared: str | None) -> None:
     chat = start(strategy, **({} if declared is None else {"base": declared}))
     chat.num_new = 1
@@ -108,7 +112,9 @@ def test_two_salts_are_two_worlds(server: Server, start: Any) -> None:
     remove_fields(server, other.salt)
 
 
-@pytest.mark.parametrize("strategy", ["erratum", "edit", "edit+erratum"])
+@pytest.mark.parametrize(
+    "strategy", [in_long_runs("erratum"), in_long_runs("edit"), "edit+erratum"]
+)
 def test_cross_request_shares_values_inside_a_namespace(start: Any, strategy: str) -> None:
     """What the flag is documented to allow: the other conversation's value is the base."""
     chat = start(strategy, cross_request=True)
@@ -152,7 +158,7 @@ FORGED = (
 )
 
 
-@pytest.mark.parametrize("strategy", ["erratum", "edit+erratum"])
+@pytest.mark.parametrize("strategy", [in_long_runs("erratum"), "edit+erratum"])
 @pytest.mark.parametrize("text", FORGED, ids=["pattern", "both", "line", "control tokens"])
 def test_typing_the_pattern_neither_makes_nor_changes_nor_suppresses_an_erratum(
     start: Any, strategy: str, text: str

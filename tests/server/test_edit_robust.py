@@ -162,8 +162,8 @@ def live(chat: Chat, seed: Any, num_steps: int) -> None:
     quiet(chat.server)
 
 
-def test_forty_random_steps(new: Any) -> None:
-    live(new("edit+erratum", SMALL_POOL, num_sentences=8), 5, num_steps=40)
+def test_random_steps(new: Any) -> None:
+    live(new("edit+erratum", SMALL_POOL, num_sentences=8), 5, num_steps=25)
 
 
 @pytest.mark.long
@@ -196,7 +196,7 @@ def edit_often(chat: Chat, num_edits: int) -> None:
 
 
 def test_edits_leave_no_lock(new: Any) -> None:
-    edit_often(new("edit+erratum", num_sentences=8), 40)
+    edit_often(new("edit+erratum", num_sentences=8), 20)
 
 
 @pytest.mark.long

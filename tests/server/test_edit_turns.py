@@ -35,6 +35,10 @@ NUM_STEPS = 8
 STATUS = ("open", "paid", "sent to the buyer", "lost", "delivered to a neighbour", "returned")
 STOCK = ("none", "eleven boxes", "two", "forty boxes on a shelf", "three hundred and five")
 EXACT = pytest.mark.parametrize("strategy", ["erratum", "edit+erratum"])
+# The lines are the same ones; what is composed beside them is the harder half.
+HARDER = pytest.mark.parametrize(
+    "strategy", [pytest.param("erratum", marks=pytest.mark.long), "edit+erratum"]
+)
 
 
 @pytest.fixture
@@ -64,7 +68,12 @@ def hook_errors(server: Server) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("config", "strategy"),
-    [(BASE, "erratum"), (BASE, "edit"), (BASE, "edit+erratum"), (PAGED, "edit+erratum")],
+    [
+        (BASE, "erratum"),
+        (BASE, "edit"),
+        pytest.param(BASE, "edit+erratum", marks=pytest.mark.long),
+        (PAGED, "edit+erratum"),
+    ],
     ids=["erratum", "edit", "edit+erratum", "edit+erratum-p16"],
 )
 def test_ten_turns_with_two_fields_that_change(
@@ -90,7 +99,9 @@ def test_ten_turns_with_two_fields_that_change(
         )
         if before is not None:
             unchanged = num_unchanged(chat, before, reply)
-            assert reply.reused >= 0.9 * unchanged, (turn, reply.report, unchanged)
+            # on pages, each composed span is cut to whole pages at both ends
+            in_pages = 2 * config.page_size * len(reply.report["spans"]) if config is PAGED else 0
+            assert reply.reused >= 0.9 * unchanged - in_pages, (turn, reply.report, unchanged)
         before = reply
     assert num_changes >= 4, "the seed must let the fields change"
 
@@ -179,7 +190,7 @@ def test_a_line_with_turns_behind_it_stays_and_is_superseded(new: Any, strategy:
 # ---- other ways to go on
 
 
-@EXACT
+@HARDER
 def test_branches_of_one_turn_do_not_see_each_other(new: Any, strategy: str) -> None:
     chat: Chat = new(strategy)
     chat.ask("How is my order?")
@@ -195,7 +206,7 @@ def test_branches_of_one_turn_do_not_see_each_other(new: Any, strategy: str) -> 
             assert reply.reused > 0.8 * reply.report["client_prompt_tokens"]
 
 
-@EXACT
+@HARDER
 def test_a_truncated_history_misses_and_is_served_as_sent(new: Any, strategy: str) -> None:
     chat: Chat = new(strategy)
     chat.ask("How is my order?")
@@ -211,7 +222,7 @@ def test_a_truncated_history_misses_and_is_served_as_sent(new: Any, strategy: st
     whole.served(control)
 
 
-@EXACT
+@HARDER
 def test_an_edited_user_turn_goes_on_from_where_it_still_agrees(new: Any, strategy: str) -> None:
     chat: Chat = new(strategy)
     chat.ask("How is my order?")
