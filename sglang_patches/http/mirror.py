@@ -10,6 +10,7 @@ from kvedit.errors import KvEditError, Unavailable
 from sglang_patches.http import rpc
 
 FRESH_WITHIN_S = 1.0
+FIRST_WITHIN_S = 15.0  # with nothing to show instead, a forward of a slow host is waited for
 _MAX_ANSWERS = 1024
 
 
@@ -27,8 +28,9 @@ class Mirror:
         Raises the KvEditError the scheduler answered, and Unavailable when there is no old answer.
         """
         key = json.dumps(command, sort_keys=True)
+        timeout_s = self._fresh_within_s if key in self._answers else FIRST_WITHIN_S
         try:
-            answer = await rpc.call(self._manager, command, timeout_s=self._fresh_within_s)
+            answer = await rpc.call(self._manager, command, timeout_s=timeout_s)
         except Unavailable:
             if key not in self._answers:
                 raise

@@ -278,6 +278,21 @@ def test_reads_come_from_the_last_answer_while_the_scheduler_is_busy(manager: An
     run(busy())
 
 
+def test_a_first_read_waits_for_a_scheduler_that_is_busy(manager: Any) -> None:
+    async def busy() -> None:
+        service = SkillService(manager, Config())
+        service._mirror._fresh_within_s = 0.01
+        await service.register(body("refunds"), ADMIN)
+        manager.silent = asyncio.Event()
+        reading = asyncio.create_task(service.show("policy", ADMIN))
+        await asyncio.sleep(0.05)
+        assert not reading.done()
+        manager.silent.set()
+        assert "stale" not in await reading
+
+    run(busy())
+
+
 def test_the_secret_of_the_skills_namespace_is_new_per_start_and_in_no_answer(
     serve: Any, manager: Any
 ) -> None:
