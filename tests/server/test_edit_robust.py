@@ -196,7 +196,7 @@ def edit_often(chat: Chat, num_edits: int) -> None:
 
 
 def test_edits_leave_no_lock(new: Any) -> None:
-    edit_often(new("edit+erratum", num_sentences=8), 20)
+    edit_often(new("edit+erratum", num_sentences=8), 12)
 
 
 @pytest.mark.long
