@@ -15,8 +15,8 @@ Strategy = Literal["recompute", "erratum", "edit", "edit+erratum", "auto"]
 STRATEGIES: tuple[Strategy, ...] = ("recompute", "erratum", "edit", "edit+erratum", "auto")
 ROLES = ("system", "user", "tool")
 VALUE, NAME, LABEL = "{value}", "{name}", "{label}"
-# Says it as the prompt does. A sentence about overriding is what small models answer to
-# (bench/quality_edit.py compares wordings); a larger one may do better with it.
+# Says it as the prompt does. A sentence about overriding is what small models then talk about; a
+# larger one may do better with it.
 DEFAULT_TEMPLATE = "[update, current value] {label}{value}"
 MAX_PATTERN_CHARS = 500
 MAX_TEMPLATE_CHARS = 500

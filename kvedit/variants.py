@@ -215,16 +215,15 @@ def _cut_to(base: Base, position: int) -> Base:
 
 def _edited(
     client: ClientPrompt, base: Base, in_place: Sequence[int], tools: Tools
-) -> tuple[ServedPath, tuple[Span, ...], tuple[int, ...]]:
-    """The base with the changed windows, the spans that serve it, and the fields it changed."""
-    says = {w.number: w.value for w in base.path.windows}
+) -> tuple[ServedPath, tuple[Span, ...]]:
+    """The base with the windows of ``in_place`` replaced, and the spans that serve it."""
     new = {
         w.number: New(client.ids[w.start : w.stop], w.value)
         for w in client.windows
-        if w.number in in_place and says[w.number] != w.value
+        if w.number in in_place
     }
     if not new:
-        return base.path, kept_spans(base.path), ()
+        return base.path, kept_spans(base.path)
     page = tools.page_size
     limits = Cut(
         donor=tools.donor_of(base.path),
@@ -234,7 +233,7 @@ def _edited(
         repair=tools.repair,
         topk=tools.topk,
     )
-    return *edit(base.path, new, limits), tuple(sorted(new))
+    return edit(base.path, new, limits)
 
 
 def _finish(
@@ -245,7 +244,7 @@ def _finish(
     tools: Tools,
 ) -> Variant:
     """Put the rest of the client's text and the new lines behind the edited base."""
-    path, spans, edited = _edited(client, base, in_place, tools)
+    path, spans = _edited(client, base, in_place, tools)
     shift = len(path.ids) - base.rest
     anchor = client.anchor + shift
     tail_start = max(base.rest, client.anchor)
@@ -272,7 +271,7 @@ def _finish(
         plan=_with_spans(tools.plan_of(ids), spans, len(path.ids), tools.page_size),
         anchor=anchor,
         lines_end=lines_end,
-        edited=edited,
+        edited=tuple(sorted(in_place)),
     )
 
 

@@ -11,6 +11,7 @@ whose prefix is not cached yet is realised by ``checkpoint`` at a forced chunk b
 from __future__ import annotations
 
 import dataclasses
+from functools import cache as memoized
 from typing import Any
 
 from sglang.srt.mem_cache.base_prefix_cache import (
@@ -85,7 +86,7 @@ class KvEditCache(UnifiedRadixCache):
             [spans for spans in known if spans],
             num_tokens=len(key.token_ids),
             match=lambda pieces: self.match_spelled(key, pieces).device_prefix_len,
-            composable=self._composable,
+            composable=memoized(self._composable),  # asked anew for each spelling that is tried
         )
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
 

@@ -46,42 +46,40 @@ def read_edits(
 ) -> EditState | None:
     """What may be served instead of the request's prompt; None if no field concerns it."""
     runtime = cache.runtime
-    fields = runtime.fields.visible(namespace)
-    if not fields or options.edits == "off":
+    if options.edits == "off" or not runtime.fields.visible(namespace):
         return None
-    client = read_prompt(req.origin_input_ids, fields, runtime.chat_form, runtime.tokens)
-    sent = as_sent(client, plan)
+    edit = _edit_state(runtime, req.origin_input_ids, namespace, options, plan)
+    if edit.client.windows:
+        tools = _tools(cache, req, edit.client, options, plan_of)
+        edit.others = tuple(_variants(runtime, edit, tools))
+    return edit
+
+
+def _edit_state(
+    runtime: Runtime, ids: array[int], namespace: str, options: Options, plan: Plan
+) -> EditState:
+    """The state of a prompt that is served as sent, until there is something better."""
+    fields = runtime.fields.visible(namespace)
+    client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
     scope: Scope = (namespace, options.conversation or "")
-    if not client.windows:
-        return EditState(
-            client=client,
-            scope=scope,
-            weight_epoch=runtime.weight_epoch,
-            found=Found(reason="no_field"),
-            sent=sent,
-        )
-    found = _find(runtime, client, scope)
-    tools = _tools(cache, req, client, options, plan_of)
     return EditState(
         client=client,
         scope=scope,
         weight_epoch=runtime.weight_epoch,
-        found=found,
-        sent=sent,
-        others=tuple(_variants(runtime, client, scope, found, tools)),
+        found=_find(runtime, client, scope) if client.windows else Found(reason="no_field"),
+        sent=as_sent(client, plan),
     )
 
 
-def _variants(
-    runtime: Runtime, client: ClientPrompt, scope: Scope, found: Found, tools: Tools
-) -> Iterator[Variant]:
+def _variants(runtime: Runtime, edit: EditState, tools: Tools) -> Iterator[Variant]:
+    client, namespace = edit.client, edit.scope[0]
     if all(tools.strategy_of(number) == "recompute" for number in client.fields):
         return
-    yield from on_conversation(client, found, tools)
+    yield from on_conversation(client, edit.found, tools)
     declared = [(f.number, (f.base,)) for f in client.fields.values() if f.base is not None]
     yield from on_values(client, "declared", declared, tools)
     seen = [
-        (number, runtime.seen_values.of(scope[0], number))
+        (number, runtime.seen_values.of(namespace, number))
         for number, field in client.fields.items()
         if field.cross_request
     ]
@@ -218,7 +216,6 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
     _note_unread(runtime, state.namespace, client, reply)
     if not client.windows:
         return
-    known = found.lineage is not None
     is_base = (
         state.edit is not None
         and edit.weight_epoch == runtime.weight_epoch
@@ -236,7 +233,7 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
         lines_end=variant.lines_end,
         reply_start=len(variant.path.ids),
         lineage=found.lineage if found.lineage is not None else runtime.ledger.new_lineage(),
-        depth=found.depth if known else 0,
+        depth=found.depth,
         reply=reply,
     )
     if not is_base:
@@ -258,20 +255,11 @@ def _note_unread(runtime: Runtime, namespace: str, client: ClientPrompt, reply: 
 def _without_edits(runtime: Runtime, req: Any, state: RequestState) -> EditState | None:
     """A request that was served without edits, as if it had been served as sent: its conversation
     may be told from a remembered one by nothing but its reply."""
-    fields = runtime.fields.visible(state.namespace)
-    if not fields:
+    if not runtime.fields.visible(state.namespace):
         return None
-    ids = req.origin_input_ids
-    client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
-    scope: Scope = (state.namespace, state.options.conversation or "")
-    return EditState(
-        client=client,
-        scope=scope,
-        weight_epoch=runtime.weight_epoch,
-        found=_find(runtime, client, scope) if client.windows else Found(reason="no_field"),
-        sent=as_sent(client, state.plan),
-        is_frozen=True,
-    )
+    edit = _edit_state(runtime, req.origin_input_ids, state.namespace, state.options, state.plan)
+    edit.is_frozen = True
+    return edit
 
 
 def _find(runtime: Runtime, client: ClientPrompt, scope: Scope) -> Found:
