@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NoReturn, cast
+from typing import Any, Literal, NoReturn, cast
 
 from kvedit.checks import MAX_NAME_CHARS
 from kvedit.declaration import STRATEGIES, Strategy
 from kvedit.errors import BadRequest
+from kvedit.namespace import is_unicode
 
 Splice = Literal["auto", "off", "require"]
 Edits = Literal["auto", "off", "require"]
@@ -19,7 +21,35 @@ MAX_NAMES = 256
 MAX_CONVERSATION_CHARS = 128
 MAX_RECOMPUTED = 4096  # tokens
 _MODES = ("auto", "off", "require")
-_KEYS = ("conversation", "edits", "repair", "seam", "skills", "splice", "strategy", "topk")
+_KEYS = (
+    "conversation",
+    "edits",
+    "exact",
+    "repair",
+    "report",
+    "seam",
+    "skills",
+    "splice",
+    "strategy",
+    "topk",
+)
+
+
+_SEALED = "sealed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """What only the HTTP process knows of a request. A client that spells it gets a 400.
+
+    proof         digest of the token that proves the conversation; None: no token was sent
+    is_issued     the token was made for this very request: it proves nothing earlier
+    wants_nothing the client itself asked for zero new tokens (the host's n > 1 warmer does too)
+    """
+
+    proof: str | None = None
+    is_issued: bool = False
+    wants_nothing: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,17 +59,38 @@ class Options:
     seam: int | None = None  # tokens; None: the skill's, else the server's
     edits: Edits = "auto"  # whether declared fields are looked for
     strategy: Strategy | None = None  # for every field; None: each field's own
-    conversation: str | None = None  # names the conversation; None: its text does
+    # a name; True asks for a token that proves the conversation; None: its text tells it
+    conversation: str | Literal[True] | None = None
     repair: int | None = None  # tokens recomputed behind an edited field
     topk: int | None = None  # positions behind an edited field that are run again
+    exact: bool = False  # nothing composed, nothing rewritten: the prompt as sent, exact KV only
+    report: bool = False  # the last event of a stream carries the report
+    sealed: Sealed = Sealed()  # what no client can say
 
     def to_json(self) -> str:
-        """Canonical: equal options give equal strings, and ``parse_options`` reads them back."""
+        """What the HTTP process sends to the scheduler. Canonical: equal options give equal
+        strings, and ``from_wire`` reads them back."""
         fields = {key: getattr(self, key) for key in _KEYS}
+        fields[_SEALED] = dataclasses.asdict(self.sealed)
         return json.dumps(fields, separators=(",", ":"))
 
 
 DEFAULT = Options()
+
+
+def from_wire(value: object) -> Options:
+    """Options as ``to_json`` wrote them, or None (the default). Raises BadRequest.
+
+    For the scheduler only: every request passes the HTTP process, which reads what the client
+    said with ``parse_options`` and writes it anew.
+    """
+    if isinstance(value, str):
+        value = _load(value)
+    if not isinstance(value, Mapping) or _SEALED not in value:
+        return parse_options(value)
+    said = {key: item for key, item in value.items() if key != _SEALED}
+    sealed = Sealed(**cast(dict[str, Any], value[_SEALED]))
+    return dataclasses.replace(parse_options(said), sealed=sealed)
 
 
 def parse_options(value: object) -> Options:
@@ -57,6 +108,10 @@ def parse_options(value: object) -> Options:
         if key not in _KEYS:
             _refuse("", f"only the keys {', '.join(_KEYS)}", key)
     splice = cast(Splice, _mode(".splice", value.get("splice", "auto")))
+    edits = cast(Edits, _mode(".edits", value.get("edits", "auto")))
+    exact = _flag(".exact", value.get("exact"))
+    if exact and "require" in (splice, edits):
+        _refuse(".exact", 'false with "require"', True)
     skills = _skills(value.get("skills"))
     if splice == "require" and not skills:
         raise BadRequest(
@@ -66,11 +121,13 @@ def parse_options(value: object) -> Options:
         splice=splice,
         skills=skills,
         seam=_seam(value.get("seam")),
-        edits=cast(Edits, _mode(".edits", value.get("edits", "auto"))),
+        edits=edits,
         strategy=_strategy(value.get("strategy")),
         conversation=_conversation(value.get("conversation")),
         repair=_recomputed(".repair", value.get("repair")),
         topk=_recomputed(".topk", value.get("topk")),
+        exact=exact,
+        report=_flag(".report", value.get("report")),
     )
 
 
@@ -97,6 +154,8 @@ def _skills(value: object) -> tuple[str, ...] | None:
     for i, name in enumerate(value):
         if not isinstance(name, str) or not 1 <= len(name) <= MAX_NAME_CHARS:
             _refuse(f".skills[{i}]", f"a name of 1 to {MAX_NAME_CHARS} characters", name)
+        if not is_unicode(name):
+            _refuse(f".skills[{i}]", "valid Unicode", "a lone surrogate")
     return tuple(value)
 
 
@@ -117,12 +176,19 @@ def _strategy(value: object) -> Strategy | None:
     return value
 
 
-def _conversation(value: object) -> str | None:
-    if value is None:
-        return None
+def _flag(where: str, value: object) -> bool:
+    if value is not None and not isinstance(value, bool):
+        _refuse(where, "true or false", value)
+    return bool(value)
+
+
+def _conversation(value: object) -> str | Literal[True] | None:
+    if value is None or value is True:
+        return value
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_CONVERSATION_CHARS:
-        _refuse(".conversation", f"a string of 1 to {MAX_CONVERSATION_CHARS} characters", value)
-    if any("\ud800" <= char <= "\udfff" for char in value):
+        expected = f"true or a string of 1 to {MAX_CONVERSATION_CHARS} characters"
+        _refuse(".conversation", expected, value)
+    if not is_unicode(value):
         _refuse(".conversation", "valid Unicode", "a lone surrogate")
     return value
 

@@ -61,7 +61,8 @@ def _edit_state(
     """The state of a prompt that is served as sent, until there is something better."""
     fields = runtime.fields.visible(namespace)
     client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
-    scope: Scope = (namespace, options.conversation or "")
+    name = options.conversation
+    scope: Scope = (namespace, name if isinstance(name, str) else "")
     return EditState(
         client=client,
         scope=scope,

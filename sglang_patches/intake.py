@@ -12,7 +12,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
-from kvedit.options import Options, parse_options
+from kvedit.options import Options, from_wire
 from kvedit.planner import plan_spans
 from kvedit.report import TokenSplit
 from kvedit.skills import State
@@ -77,7 +77,7 @@ def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
     if requested is None and not len(runtime.registry.matcher) and not len(runtime.fields):
         return  # installed but unused: nothing of ours touches the request
     try:
-        options = parse_options(requested)
+        options = from_wire(requested)
     except BadRequest as error:
         _refuse_request(req, recv_req, str(error))
         return

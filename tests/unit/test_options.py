@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvedit.declaration import STRATEGIES
 from kvedit.errors import BadRequest
-from kvedit.options import DEFAULT, Options, parse_options
+from kvedit.options import DEFAULT, Options, Sealed, from_wire, parse_options
 
 
 @pytest.mark.parametrize("value", [None, {}, "{}", {"splice": "auto", "skills": None}])
@@ -60,8 +60,8 @@ def test_an_object_and_its_json_mean_the_same():
         ),
         (
             {"op": "register"},
-            "custom_params.kvedit: expected only the keys conversation, edits, repair, seam, "
-            'skills, splice, strategy, topk, got "op',
+            "custom_params.kvedit: expected only the keys conversation, edits, exact, "
+            'repair, report, seam, skills, splice, strategy, topk, got "op',
         ),
         ({7: 1}, "splice, strategy, topk, got 7"),
         (
@@ -74,14 +74,23 @@ def test_an_object_and_its_json_mean_the_same():
             "custom_params.kvedit.strategy: expected one of recompute, erratum",
         ),
         ({"strategy": ["edit"]}, "custom_params.kvedit.strategy: expected one of recompute"),
-        ({"conversation": ""}, "custom_params.kvedit.conversation: expected a string of 1 to 128"),
-        ({"conversation": "c" * 129}, "custom_params.kvedit.conversation: expected a string of 1"),
-        ({"conversation": 5}, "custom_params.kvedit.conversation: expected a string of 1 to 128"),
+        ({"conversation": ""}, "custom_params.kvedit.conversation: expected true or a string of"),
+        (
+            {"conversation": "c" * 129},
+            "custom_params.kvedit.conversation: expected true or a string",
+        ),
+        ({"conversation": 5}, "custom_params.kvedit.conversation: expected true or a string of"),
         ({"conversation": "\ud800"}, "custom_params.kvedit.conversation: expected valid Unicode"),
         ({"repair": -1}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got -1"),
         ({"repair": True}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got tr"),
         ({"repair": 4097}, "custom_params.kvedit.repair: expected an integer in [0, 4096], got 40"),
         ({"topk": 2.0}, "custom_params.kvedit.topk: expected an integer in [0, 4096], got 2.0"),
+        ({"conversation": False}, "custom_params.kvedit.conversation: expected true or a string"),
+        ({"exact": 1}, "custom_params.kvedit.exact: expected true or false, got 1"),
+        ({"report": "yes"}, 'custom_params.kvedit.report: expected true or false, got "yes"'),
+        ({"exact": True, "edits": "require"}, 'exact: expected false with "require", got true'),
+        ({"skills": ["a", "\ud800"]}, "custom_params.kvedit.skills[1]: expected valid Unicode"),
+        ({"sealed": {}}, "custom_params.kvedit: expected only the keys conversation"),
         ([], "custom_params.kvedit: expected an object, got list"),
         (7, "custom_params.kvedit: expected an object, got 7"),
         (False, "custom_params.kvedit: expected an object, got false"),
@@ -114,7 +123,14 @@ names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)
         {
             "edits": st.sampled_from(["auto", "off", "require"]),
             "strategy": st.none() | st.sampled_from(STRATEGIES),
-            "conversation": st.none() | names,
+            "conversation": st.none() | st.just(True) | names,
+            "report": st.booleans(),
+            "sealed": st.builds(
+                Sealed,
+                proof=st.none() | names,
+                is_issued=st.booleans(),
+                wants_nothing=st.booleans(),
+            ),
             "repair": st.none() | st.integers(0, 4096),
             "topk": st.none() | st.integers(0, 4096),
         }
@@ -124,5 +140,5 @@ def test_json_is_canonical_and_reads_back(splice, skills, seam, edits):
     if splice == "require" and skills is None:
         skills = ("any",)
     options = Options(splice=splice, skills=skills, seam=seam, **edits)
-    again = parse_options(options.to_json())
+    again = from_wire(options.to_json())
     assert again == options and again.to_json() == options.to_json()
