@@ -21,6 +21,7 @@ class Config:
     allow: frozenset[str] = frozenset()  # untested server arguments the operator takes on
     seam: int = 16  # skill tokens recomputed behind the real prefix, until a gate measures it
     min_span_tokens: int = 16  # a shorter span costs more in bookkeeping than it saves
+    boundary_tokens: int = 128  # price of a forced chunk boundary (bench/bench_boundary.py)
     retired_max: int = 64  # retired segments kept for running conversations
     client_max_skills: int = 32  # per namespace
     client_max_tokens: int = 65_536  # per namespace, all skills together
@@ -44,6 +45,9 @@ class Config:
             ),
             seam=int(_number(env, "KVEDIT_SEAM", default.seam, low=0)),
             min_span_tokens=int(_number(env, "KVEDIT_MIN_SPAN", default.min_span_tokens, low=1)),
+            boundary_tokens=int(
+                _number(env, "KVEDIT_BOUNDARY_TOKENS", default.boundary_tokens, low=0)
+            ),
             retired_max=int(_number(env, "KVEDIT_RETIRED_MAX", default.retired_max, low=0)),
             client_max_skills=int(
                 _number(env, "KVEDIT_CLIENT_MAX_SKILLS", default.client_max_skills, low=0)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from kvedit.matcher import ANCHOR_TOKENS, Match
 from kvedit.options import Options
 from kvedit.skills import Registry, Segment, State
-from kvedit.spans import Plan, Refusal, Span
+from kvedit.spans import Plan, Refusal, Span, Worth
 
 MAX_OLDER_LAYERS = 2
 
@@ -22,6 +22,7 @@ class PlanLimits:
     min_span_tokens: int
     default_seam: int
     last_position: int  # spans end at or before it (the prompt's last token is always forwarded)
+    boundary_tokens: int = 0  # price of a forced chunk boundary
 
 
 def plan_spans(
@@ -59,6 +60,16 @@ def plan_spans(
         history=tuple(history) if history != spans else (),
         older=tuple(tuple(spans) for spans in layer.without_newcomers(everything)),
         refused=tuple(refused + named),
+        worth=worth_of(options, limits),
+    )
+
+
+def worth_of(options: Options, limits: PlanLimits) -> Worth:
+    """A request that requires reuse gets it at any price."""
+    is_required = "require" in (options.splice, options.edits)
+    return Worth(
+        boundary=0 if is_required else limits.boundary_tokens,
+        min_saving=limits.min_span_tokens,
     )
 
 

@@ -72,12 +72,28 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Worth:
+    """When composing is worth it, in tokens.
+
+    boundary    tokens that a run must hold to pay for the forced chunk boundary in front of it
+    min_saving  tokens that must be saved before what is cached exactly is approximated
+    """
+
+    boundary: int = 0
+    min_saving: int = 1
+
+
+FREE = Worth()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """Spans in ascending order, disjoint; the last one ends at least one token before the end.
 
     history: the same with retired skills recognised too, when that differs from ``spans``. It
     lets a running conversation find its cached path after its skill was replaced or deleted.
     older: the spans without segments that came later and overlap older ones, for the same reason.
+    worth: what the choice among them has to weigh.
     """
 
     num_tokens: int
@@ -86,6 +102,7 @@ class Plan:
     history: tuple[Span, ...] = ()
     older: tuple[tuple[Span, ...], ...] = ()
     refused: tuple[Refusal, ...] = ()
+    worth: Worth = FREE
 
     @property
     def alternatives(self) -> tuple[tuple[Span, ...], ...]:

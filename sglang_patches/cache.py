@@ -63,7 +63,7 @@ class KvEditCache(UnifiedRadixCache):
         key = params.key
         choice = self.choose(key, state.plan)
         state.pieces = choice.pieces
-        state.lost = tuple((span.segment, self._refusal(span)) for span in choice.lost)
+        state.lost = self._lost(choice)
         served = MatchPrefixParams(
             key=_respelled(key, state.pieces), cow_mamba=params.cow_mamba, req=params.req
         )
@@ -87,6 +87,7 @@ class KvEditCache(UnifiedRadixCache):
             num_tokens=len(key.token_ids),
             match=lambda pieces: self.match_spelled(key, pieces).device_prefix_len,
             composable=memoized(self._composable),  # asked anew for each spelling that is tried
+            worth=plan.worth,
         )
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
 
@@ -99,7 +100,11 @@ class KvEditCache(UnifiedRadixCache):
     def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
         """(segment, why) of what the request could not compose if it were admitted now."""
         key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        return [(span.segment, self._refusal(span)) for span in self.choose(key, state.plan).lost]
+        return list(self._lost(self.choose(key, state.plan)))
+
+    def _lost(self, choice: Choice) -> tuple[tuple[int, Refusal], ...]:
+        gone = [(span.segment, self._refusal(span)) for span in choice.lost]
+        return (*gone, *choice.unpaid)
 
     def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:
         """Match without a request: nothing but recency changes."""

@@ -18,6 +18,7 @@ from kvedit.fields import Strategy
 from kvedit.ledger import Entry, Found, Scope
 from kvedit.locate import window_ids
 from kvedit.options import Options
+from kvedit.paths import Choice
 from kvedit.served import ServedPath
 from kvedit.spans import Plan, cut, served_ids
 from kvedit.variants import Tools, Variant, as_sent, on_conversation, on_values
@@ -135,11 +136,16 @@ def strategy_in_force(declared: Strategy, options: Options) -> Strategy:
 
 
 def choose_prompt(cache: KvEditCache, req: Any, state: RequestState, edit: EditState) -> None:
-    """Serve the prompt that leaves the fewest tokens to compute; a tie goes to the one sent."""
+    """Serve the prompt that costs the fewest tokens; a tie goes to the one sent, and so does what
+    would give up exact KV for less than a minimum span."""
     if edit.max_new_tokens is None:
         edit.max_new_tokens = req.sampling_params.max_new_tokens
     fitting = [v for v in edit.others if _fits(cache.runtime, edit, v)]
-    chosen = min((edit.sent, *fitting), key=lambda variant: _computed(cache, req, variant))
+    exact = _choice(cache, req, edit.sent).exact
+    chosen = min(
+        (edit.sent, *fitting),
+        key=lambda variant: _choice(cache, req, variant).cost(variant.plan.worth, exact),
+    )
     if chosen is not edit.chosen:
         serve(cache.runtime, req, state, edit, chosen)
 
@@ -173,8 +179,8 @@ def serve(
     edit.chosen = variant
 
 
-def _computed(cache: KvEditCache, req: Any, variant: Variant) -> int:
-    return cache.choose(_key(req, variant.path.ids), variant.plan).computed
+def _choice(cache: KvEditCache, req: Any, variant: Variant) -> Choice:
+    return cache.choose(_key(req, variant.path.ids), variant.plan)
 
 
 def _key(req: Any, ids: array[int]) -> RadixKey:
@@ -196,7 +202,7 @@ def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
 def _reaches(
     cache: KvEditCache, req: Any, edit: EditState, variant: Variant, fields_end: int
 ) -> bool:
-    choice = cache.choose(_key(req, variant.path.ids), variant.plan)
+    choice = _choice(cache, req, variant)
     reused = len(variant.path.ids) - choice.computed
     return reused > fields_end or choice.matched > fields_end
 

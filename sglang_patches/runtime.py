@@ -110,6 +110,7 @@ class Runtime:
             min_span_tokens=self.config.min_span_tokens,
             default_seam=self.config.seam,
             last_position=last_position,
+            boundary_tokens=self.config.boundary_tokens,
         )
 
     def note_on(self, segment: Segment) -> str | None:

@@ -17,6 +17,7 @@ from typing import Any
 import orjson
 from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
+from kvedit.boundaries import MAX_BOUNDARIES
 from kvedit.errors import BadRequest, KvEditError
 from kvedit.skills import Skill
 from sglang_patches import field_rpc, guard, testing_ops
@@ -156,6 +157,10 @@ def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
             "available": cache.token_to_kv_pool_allocator.available_size(),
             "evictable": cache.evictable_size(),
             "protected": cache.protected_size(),
+        },
+        "boundary": {
+            "price_tokens": runtime.config.boundary_tokens,
+            "max_per_request": MAX_BOUNDARIES,
         },
         "queued_copies": len(runtime.copies),
         "weight_epoch": runtime.weight_epoch,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvedit.paths import MAX_MATCHES, choose_path
-from kvedit.spans import cut, overlap, served_ids
+from kvedit.spans import Worth, cut, overlap, served_ids
 from tests.unit.spans_of import span, whole
 
 NUM_TOKENS = 60
@@ -158,3 +158,66 @@ def test_the_search_is_bounded():
     choice = choose(tree, [spans, spans[::2]])
     assert tree.num_matches <= MAX_MATCHES + 1
     assert choice.computed < NUM_TOKENS
+
+
+# ---- what a choice weighs
+
+
+def weigh(tree, spans, worth, num_tokens=NUM_TOKENS):
+    return choose_path(
+        [spans], num_tokens=num_tokens, match=tree.match, composable=lambda s: True, worth=worth
+    )
+
+
+def test_a_forced_boundary_must_pay():
+    choice = weigh(Tree(), SPANS, Worth(boundary=12))
+    assert choice.pieces == whole(*SPANS[:3])  # 4..20 is one run, 44..55 holds 11 tokens
+    assert [(segment, r.reason) for segment, r in choice.unpaid] == [(4, "not_worth_a_pass")]
+    assert choice.computed == NUM_TOKENS - 16 - 12
+
+
+def test_a_run_that_starts_where_the_cached_prefix_ends_is_free():
+    tree = Tree(stored(SPANS[:3], 44))
+    choice = weigh(tree, SPANS, Worth(boundary=1000))
+    assert (choice.pieces, choice.unpaid) == (whole(*SPANS), ())
+
+
+def test_runs_that_did_not_pay_are_found_real_between_composed_ones():
+    """What an earlier turn served: some spans composed, the short ones real."""
+    spans = tuple(span(100 * i, 100 * i + (50 if i % 5 == 1 else 5), i) for i in range(1, 60))
+    kept = tuple(s for s in spans if s.segment % 5 == 1)
+    real = array("q", range(100_000, 106_100))
+    cached = served_ids(real, whole(*kept))
+    looks = []
+
+    def match(pieces):
+        looks.append(1)
+        return common(served_ids(real, pieces), cached[:5899])
+
+    choice = choose_path(
+        [spans],
+        num_tokens=len(real),
+        match=match,
+        composable=lambda s: True,
+        worth=Worth(boundary=20),
+    )
+    assert choice.matched == 5899
+    assert choice.pieces == whole(*kept)
+    assert len(looks) <= MAX_MATCHES
+
+
+def test_exact_tokens_are_given_up_for_a_minimum_only():
+    """Cached exactly up to some tokens in front of a skill's end: composing it again would save
+    just these."""
+    spans = SPANS[:1]  # 4..14
+    for saved in range(1, 10):
+        tree = Tree(stored((), 14 - saved))
+        choice = weigh(tree, spans, Worth(min_saving=4))
+        assert choice.pieces == (whole(*spans) if saved >= 4 else ())
+        assert choice.matched == (4 if saved >= 4 else 14 - saved)
+
+
+def test_a_composed_path_with_much_behind_it_wins_over_a_shorter_exact_one():
+    tree = Tree(stored(SPANS[:1], 50), stored((), 13))
+    choice = weigh(tree, SPANS[:1], Worth(min_saving=16))
+    assert (choice.pieces, choice.matched) == (whole(*SPANS[:1]), 50)
