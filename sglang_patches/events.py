@@ -7,6 +7,7 @@ Only one rank has a publisher, and a server runs without one: nothing in here de
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -41,7 +42,8 @@ class EventPublisher:
             os.chmod(path, 0o600)
         except (zmq.ZMQError, OSError) as error:
             self.close()
-            raise OSError(error.errno, error.strerror) from error
+            number = error.errno or errno.EIO
+            raise OSError(number, os.strerror(number)) from error  # zmq's text holds the path
 
     def publish(self, kind: str, **fields: object) -> None:
         """Send an event, whatever its fields hold; one that cannot be sent is counted."""

@@ -32,6 +32,7 @@ from sglang_patches.metrics import Metrics
 from sglang_patches.pins import PinBook
 from sglang_patches.pools import describe_pool
 from sglang_patches.state import RequestState
+from sglang_patches.warmup import warm_up
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -61,6 +62,7 @@ class Runtime:
         self.fields = FieldBook()
         self.chat_form: ChatForm | None = None  # comes with the first field that has a role
         self._device = torch.get_device_module(runner.device)
+        warm_up(self.groups, self._device)
         self.copies = CopyQueue(self.groups, pool, cache.unlock, event_maker(self._device))
         self.unwritten: list[PendingCopies] = []  # that failed, until the next forward
         # Copies go where forwards go; without overlap that is the current stream.
