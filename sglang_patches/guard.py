@@ -72,8 +72,8 @@ _ranks = _Ranks()
 def join(group: Any, rank: int, level: Callable[[], None]) -> None:
     """Vote among the ranks of ``group`` (None: there is no other) from now on.
 
-    level: makes equal, after a lost vote and before the hook's ``on_error``, what a body may have
-    changed on some ranks only.
+    level: makes equal, after a lost vote, what a body may have changed on some ranks only. It
+    runs behind the hook's ``on_error``, when no rank holds a lock for that hook any more.
     """
     _ranks.group, _ranks.rank, _ranks.level = group, rank, level
 
@@ -115,9 +115,9 @@ def boundary(hook: str, on_error: Callable[[], None]) -> Iterator[Outcome]:
     errors[hook] += 1
     if outcome.error is None:
         logger.error("kvedit: hook %s failed on another rank", hook)
+    on_error()
     if _ranks.group is not None:
         _ranks.level()
-    on_error()
 
 
 def agree() -> None:

@@ -10,7 +10,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from kvedit.config import Config
 from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
@@ -28,6 +27,7 @@ from sglang_patches.donors import cached_path
 from sglang_patches.events import open_publisher
 from sglang_patches.hostfacts import has_overlap, host_facts, model_name
 from sglang_patches.inflight import event_maker
+from sglang_patches.levelling import level
 from sglang_patches.metrics import Metrics
 from sglang_patches.pins import PinBook
 from sglang_patches.pools import describe_pool
@@ -76,7 +76,8 @@ class Runtime:
         self.publisher, problem = open_publisher(config.home / "run", wanted=is_first_rank)
         self.warnings = [] if problem is None else [problem]
         self._cache = cache
-        guard.join(ctx.params.tp_cache_group if ctx.tp_size > 1 else None, ctx.tp_rank, self.level)
+        ranks = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
+        guard.join(ranks, ctx.tp_rank, lambda: level(self, cache))
         self.ledger = Ledger()
         self.paths = PathBook()
         self.seen_values = SeenValues()
@@ -169,24 +170,6 @@ class Runtime:
     def forget_dropped(self) -> None:
         for segment in self.registry.drain_dropped():
             self.pins.release(segment.number)
-
-    def level(self) -> None:
-        """After an error on one of several ranks: what its hook had done on some ranks only is
-        forgotten on all. Turns and paths as after a restart; and whatever of the tree is not in
-        use, because looking a prompt up cuts nodes and makes them recent. A plain rule for a rare
-        error: it costs everybody's cache once."""
-        self.ledger.forget_everything(guard.highest(self.ledger.last_lineage))
-        self.paths.clear()
-        self.seen_values.clear()
-        self._cache.evict(
-            EvictParams(
-                num_tokens=self._cache.full_evictable_size(),
-                swa_num_tokens=self._cache.swa_evictable_size(),
-            )
-        )
-        for skill in self.registry.all():
-            if skill.number in self.pins:
-                cached_path(self._cache, skill)  # equally recent on every rank
 
     def distrust_everything(self) -> None:
         self.ledger.clear()
