@@ -1,6 +1,8 @@
 """Rotation rows on the pool's device: made once for a shift, then stacked without the host.
 
 A copy from pageable memory waits for the forward in flight, so new rows go through pinned memory.
+So may the allocation of pinned memory: blocks are made at start, and the host's allocator keeps
+them by size.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import torch
 from kvedit_kernels import delta_rows
 
 MAX_ROWS = 4096  # of rot/2 pairs in fp32: 2 MiB at 128 rotated elements
+PINNED_ROWS = tuple(1 << n for n in range(9))  # new shifts in one launch, by block size
 
 
 class RotationRows:
@@ -22,6 +25,9 @@ class RotationRows:
         self._inv_freq = inv_freq
         self._device = device
         self._rows: OrderedDict[int, torch.Tensor] = OrderedDict()  # [2, rot/2] by shift
+        if device.type != "cpu":
+            for num_rows in PINNED_ROWS:
+                torch.empty((num_rows, 2, len(inv_freq)), pin_memory=True)
 
     def table(self, deltas: Sequence[int]) -> torch.Tensor:
         """[R, 2, rot/2] fp32 for R different shifts. Agents repeat the same few."""
