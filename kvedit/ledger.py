@@ -127,6 +127,18 @@ class Ledger:
             depth=1 if len(lineages) == 1 else 0,
         )
 
+    @property
+    def last_lineage(self) -> int:
+        return self._last_lineage
+
+    def forget_everything(self, last_lineage: int) -> None:
+        """As after a restart: no entry and no trace of one, for the ranks disagree on them.
+        Lineages go on behind ``last_lineage``, so that no old one names a new conversation."""
+        self.clear()
+        self._traces.clear()
+        self._unread.clear()
+        self._last_lineage = last_lineage
+
     def new_lineage(self) -> int:
         self._last_lineage += 1
         return self._last_lineage

@@ -13,7 +13,7 @@ preemption never revise it. exact + composed + derived + computed == prompt toke
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvedit.spans import Pieces, Refusal, Span, overlap
@@ -34,6 +34,9 @@ class TokenSplit:
     copied: int = 0
     spans: dict[int, Span] = field(default_factory=dict)  # by start
     refused: list[Refusal] = field(default_factory=list)
+
+    def copy(self) -> TokenSplit:
+        return replace(self, spans=dict(self.spans), refused=list(self.refused))
 
     def cover(
         self,

@@ -24,6 +24,7 @@ from kvedit_kernels.relocate_triton import copy_slots_triton, relocate_triton
 from kvedit_kernels.testing import Case, build, draw_plan, snapshot
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+from _device_copies import copy_checks
 from _device_server import server_checks
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -95,6 +96,7 @@ def main(arguments: list[str]) -> int:
     steps: dict[str, Callable[[Scale], Rows]] = {
         "bit_compare": bit_compare,
         "flashinfer": flashinfer_checks,
+        "copies": lambda scale: copy_checks(on_gpu=scale.device == "cuda"),
         "bandwidth": bandwidth,
         "sweep": sweep,
         "prefill_against_splice": prefill_against_splice,

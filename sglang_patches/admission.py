@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 
+from kvedit.report import TokenSplit
 from kvedit.spans import next_start, run_end
 from sglang_patches.cache import KvEditCache
 from sglang_patches.guard import boundary, trip
@@ -116,10 +117,8 @@ def _count_edit(runtime: Runtime, state: RequestState, edit: EditState) -> None:
     """The request is admitted: its prompt stays, also when it is retracted and tried again."""
     if not state.is_counted or not edit.client.windows:
         return
-    with boundary("count_edit", lambda: None):
-        trip("count_edit")
-        runtime.metrics.count_edit(edit.kind, edit.chosen.base)
-        runtime.publish("prompt_served", served=edit.kind, base=edit.chosen.base)
+    runtime.metrics.count_edit(edit.kind, edit.chosen.base)
+    runtime.publish("prompt_served", served=edit.kind, base=edit.chosen.base)
 
 
 def _cut_at_boundary(state: RequestState, admission: Any) -> Any:
@@ -143,29 +142,35 @@ def _give_up_unrealised(state: RequestState, position: int) -> None:
 
 def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
     """Class the tokens this admission covers first, for the report and the counters."""
-    with boundary("cover", lambda: None):
+    with boundary("cover", lambda: None) as hook:
         trip("cover")
-        before = state.split.counts()
-        lost, state.lost = state.lost, ()
-        cache.runtime.refuse(state, tuple(refusal for _, refusal in lost))
-        state.evicted |= {
-            segment
-            for segment, refusal in lost
-            if refusal.reason == "evicted" and not cache.runtime.is_path(segment)
-        }
-        state.split.cover(
+        split = state.split.copy()
+        split.cover(
             state.pieces,
             prefix_len=req.prefix_len,
             extend_end=req.extend_end,
             copied=state.realised,
             lines=() if state.edit is None else state.edit.line_intervals,
         )
-        if state.is_counted:
-            cache.runtime.metrics.count_tokens(before, state.split)
-        if req.customized_info is not None and "kvedit" in req.customized_info:
-            req.customized_info["kvedit"][0].update(state.report())
-        if state.options.splice == "require" and state.split.refused:
-            refuse_late(req, state)
+    if hook.is_well:
+        _settle_cover(cache.runtime, req, state, split)
+
+
+def _settle_cover(runtime: Runtime, req: Any, state: RequestState, split: TokenSplit) -> None:
+    if state.is_counted:
+        runtime.metrics.count_tokens(state.split.counts(), split)
+    state.split = split
+    lost, state.lost = state.lost, ()
+    runtime.refuse(state, tuple(refusal for _, refusal in lost))
+    state.evicted |= {
+        segment
+        for segment, refusal in lost
+        if refusal.reason == "evicted" and not runtime.is_path(segment)
+    }
+    if req.customized_info is not None and "kvedit" in req.customized_info:
+        req.customized_info["kvedit"][0].update(state.report())
+    if state.options.splice == "require" and state.split.refused:
+        refuse_late(req, state)
 
 
 def decode_memory_hook(

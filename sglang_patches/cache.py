@@ -37,7 +37,7 @@ from sglang_patches.contract import broken, unapplied_hooks
 from sglang_patches.donors import is_cached
 from sglang_patches.editing import record_turn
 from sglang_patches.guard import boundary, trip
-from sglang_patches.realise import realise
+from sglang_patches.realise import Splice
 from sglang_patches.runtime import Runtime
 from sglang_patches.startup import check_server_args
 from sglang_patches.state import RequestState, ServedIds, planned, state_of
@@ -54,10 +54,10 @@ class KvEditCache(UnifiedRadixCache):
         state = planned(params.req)
         if state is None:
             return super().match_prefix(params)
-        with boundary("match_prefix", lambda: state.drop(0, "internal_error")):
+        with boundary("match_prefix", lambda: state.drop(0, "internal_error")) as hook:
             trip("match_prefix")
-            return self._match_served(params, state)
-        return super().match_prefix(params)
+            result = self._match_served(params, state)
+        return result if hook.is_well else super().match_prefix(params)
 
     def _match_served(self, params: MatchPrefixParams, state: RequestState) -> MatchResult:
         key = params.key
@@ -136,12 +136,12 @@ class KvEditCache(UnifiedRadixCache):
         if req is None or state is None or self.cache_controller is not None:
             return super().init_load_back(params)
         start = req.prefix_len
-        stop = start + params.host_hit_length
-        with boundary("init_load_back", lambda: state.drop(start, "internal_error")):
+        splice = Splice(self, req, state, start, start + params.host_hit_length)
+        with boundary("init_load_back", splice.abandon) as hook:
             trip("init_load_back")
-            node = realise(self, req, state, req.last_node, start, stop)
-            if node is not None:
-                return params.host_hit_length, node
+            splice.run()
+        if hook.is_well and splice.commit():
+            return params.host_hit_length, splice.node
         return 0, req.last_node
 
     def load_back_is_cache_owned(self) -> bool:
@@ -164,33 +164,33 @@ class KvEditCache(UnifiedRadixCache):
                 trip("record_turn")
                 note_served(req, state, up_to)
                 record_turn(self, req, state, up_to)
-        elif pieces and up_to == req.extend_end:
-            with boundary("checkpoint", lambda: state.drop(up_to, "internal_error")):
-                trip("checkpoint")
-                self._splice_at_boundary(req, state, up_to)
+        elif pieces and up_to == req.extend_end and run_end(pieces, up_to) > up_to:
+            self._splice_at_boundary(req, state, up_to, run_end(pieces, up_to))
 
-    def _splice_at_boundary(self, req: Any, state: RequestState, start: int) -> None:
+    def _splice_at_boundary(self, req: Any, state: RequestState, start: int, stop: int) -> None:
         """The chunk just published ends where a span starts: hand the request the span's slots.
 
         All fields that say how far the request is move together. ``checkpoint_kv_cache`` reads
         extend_end after this call, so the next chunk starts behind the span.
         """
-        stop = run_end(state.pieces, start)
-        if stop == start:
+        splice = Splice(self, req, state, start, stop)
+        with boundary("checkpoint", splice.abandon) as hook:
+            trip("checkpoint")
+            if req.kv.cache_protected_len != start:
+                raise RuntimeError(
+                    f"kvedit: chunk boundary: expected the tree to hold {start} tokens, "
+                    f"got {req.kv.cache_protected_len}"
+                )
+            splice.run()
+            if splice.node is not None:
+                self.req_to_token_pool.write(
+                    (req.kv.req_pool_idx, slice(start, stop)), splice.slots
+                )
+        if not hook.is_well or not splice.commit():
             return
-        if req.kv.cache_protected_len != start:
-            raise RuntimeError(
-                f"kvedit: chunk boundary: expected the tree to hold {start} tokens, "
-                f"got {req.kv.cache_protected_len}"
-            )
-        node = realise(self, req, state, req.last_node, start, stop)
-        if node is None:
-            return
-        slots = self.path_device_indices(node)[start:stop]
-        self.req_to_token_pool.write((req.kv.req_pool_idx, slice(start, stop)), slots)
         self.unlock(req.lock)
-        req.lock = self.lock(node)
-        req.last_node = node
+        req.lock = self.lock(splice.node)
+        req.last_node = splice.node
         kv = req.kv
         kv.cache_protected_len = kv.cache_inserted_len = stop
         kv.kv_committed_len = kv.kv_allocated_len = stop

@@ -8,6 +8,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from kvedit.skills import State
 from sglang_patches.donors import cached_path
+from sglang_patches.guard import agree
 
 if TYPE_CHECKING:
     from sglang_patches.cache import KvEditCache
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 def finish_compile(cache: KvEditCache, req: Any) -> None:
     """The compile request's tokens are in the tree: the skill is ready, and pinned if asked."""
     runtime = cache.runtime
+    agree()  # from here on it is bookkeeping
     if isinstance(req.finished_reason, FINISH_ABORT):
         runtime.compile_failed(req.rid, req.finished_reason.message)
         return

@@ -8,17 +8,17 @@ neither can be evicted and handed to somebody else in between.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 
-from kvedit_kernels import RelocationPlan, delta_rows, relocate, relocate_ref
+from kvedit_kernels import RelocationPlan, relocate, relocate_ref
 from sglang_patches.guard import errors, trip
+from sglang_patches.inflight import InFlight, NewEvent
 from sglang_patches.pools import GroupWithRope, translate
+from sglang_patches.rotation import RotationRows
 
 logger = logging.getLogger("kvedit")
 
@@ -36,20 +36,39 @@ class Copy:
     segment: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingCopies:
+    """What one launch is about. targets: slots of the full pool, int64 [N] each; holders: the
+    requests that the copies were decided for."""
+
+    num_copies: int
+    segments: frozenset[int]
+    targets: tuple[torch.Tensor, ...]
+    holders: tuple[Any, ...]
+
+
 class CopyQueue:
-    """The copies of one forward pass, launched as one relocation per pool group."""
+    """The copies of one forward pass, launched as one relocation per pool group.
+
+    new_event: records an event on the current stream; None on a host without streams.
+    """
 
     def __init__(
-        self, groups: Sequence[GroupWithRope], pool: Any, unlock: Callable[[Any], None]
+        self,
+        groups: Sequence[GroupWithRope],
+        pool: Any,
+        unlock: Callable[[Any], None],
+        new_event: NewEvent | None = None,
     ) -> None:
         self._groups = tuple(groups)
+        self._rows = [RotationRows(group.inv_freq, group.group.device) for group in self._groups]
         self._pool = pool
         self._unlock = unlock
         self._pending: list[Copy] = []
         self._locks: list[Any] = []
-        # Tensors of the last launches: the forward stream may still read them.
-        self._in_flight: deque[tuple[Any, ...]] = deque(maxlen=8)
-        self.num_launched = 0
+        self._holders: list[Any] = []
+        self.in_flight = InFlight(new_event)
+        self.num_launched = 0  # copies that ran, on every rank
         self.shift_error = 0  # positions; a testing operation sets it, for negative controls
 
     def __len__(self) -> int:
@@ -66,28 +85,34 @@ class CopyQueue:
         delta_pos += self.shift_error
         return Copy(slots=slots, target=dst, delta_pos=delta_pos, segment=segment)
 
-    def put(self, copies: Sequence[Copy], locks: Sequence[Any]) -> None:
-        """Queue copies; the queue owns ``locks`` from now on."""
+    def put(self, copies: Sequence[Copy], locks: Sequence[Any], holder: Any = None) -> None:
+        """Queue copies for the request ``holder``; the queue owns ``locks`` from now on."""
         self._pending += copies
         self._locks += locks
+        self._holders.append(holder)
 
     def discard(self) -> None:
         """Forget everything, locks included: the tree they locked has been emptied."""
-        self._pending, self._locks = [], []
+        self._pending, self._locks, self._holders = [], [], []
 
     def release_pending(self) -> None:
         """Give up what is queued: unlock, write nothing."""
         locks, self._locks = self._locks, []
-        self._pending = []
+        self._pending, self._holders = [], []
         for lock in locks:
             self._unlock(lock)
 
-    def segments(self) -> set[int]:
-        return {copy.segment for copy in self._pending}
+    def release_done(self) -> None:
+        """Let go of the tensors of launches that the device has run. Never waits."""
+        self.in_flight.release_done()
 
-    def targets(self) -> list[torch.Tensor]:
-        """Full-pool slots that the queued copies write."""
-        return [copy.target for copy in self._pending]
+    def pending(self) -> PendingCopies:
+        return PendingCopies(
+            num_copies=len(self._pending),
+            segments=frozenset(copy.segment for copy in self._pending),
+            targets=tuple(copy.target for copy in self._pending),
+            holders=tuple(holder for holder in self._holders if holder is not None),
+        )
 
     def launch(self) -> None:
         """Run what is queued, in order on the current stream, without a host sync.
@@ -95,16 +120,17 @@ class CopyQueue:
         Raises what the reference raises when both the fast path and the reference fail. The
         queue is empty then too: the caller must see to it that the targets are never read.
         """
+        read: list[object] = [self._pending]  # by what is enqueued from here on
         try:
-            for group in self._groups:
-                self._relocate(group, self._pending)
-            self.num_launched += len(self._pending)
+            for group, rows in zip(self._groups, self._rows, strict=True):
+                plan = _relocation_plan(group, rows, self._pending)
+                read.append(plan)
+                self._relocate(group, plan)
         finally:
+            self.in_flight.keep(read)
             self.release_pending()
 
-    def _relocate(self, group: GroupWithRope, pending: Sequence[Copy]) -> None:
-        plan = _relocation_plan(group, pending)
-        self._in_flight.append((plan, pending))
+    def _relocate(self, group: GroupWithRope, plan: RelocationPlan) -> None:
         try:
             trip("relocate")
             relocate(group=group.group, plan=plan)
@@ -115,24 +141,21 @@ class CopyQueue:
             relocate_ref(group=group.group, plan=plan)
 
 
-def _relocation_plan(group: GroupWithRope, pending: Sequence[Copy]) -> RelocationPlan:
+def _relocation_plan(
+    group: GroupWithRope, rows_of: RotationRows, pending: Sequence[Copy]
+) -> RelocationPlan:
+    """Made on the device: indices on the host would wait for the forward in flight."""
     pairs = [copy.slots[group.pool_kind] for copy in pending]
     dst = torch.cat([dst for _, dst in pairs])
     deltas = sorted({copy.delta_pos for copy in pending})
+    row_of = {delta: row for row, delta in enumerate(deltas)}
     rows = [
-        torch.full((len(dst),), deltas.index(copy.delta_pos), dtype=torch.int32)
+        torch.full((len(dst),), row_of[copy.delta_pos], dtype=torch.int32, device=dst.device)
         for copy, (_, dst) in zip(pending, pairs, strict=True)
     ]
-    inv_freq = tuple(group.inv_freq.tolist())
     return RelocationPlan(
         src=torch.cat([src for src, _ in pairs]),
         dst=dst,
-        row=torch.cat(rows).to(dst.device, non_blocking=True),
-        cos_sin=_rows(tuple(deltas), inv_freq).to(dst.device, non_blocking=True),
+        row=torch.cat(rows),
+        cos_sin=rows_of.table(deltas),
     )
-
-
-@lru_cache(maxsize=256)
-def _rows(deltas: tuple[int, ...], inv_freq: tuple[float, ...]) -> torch.Tensor:
-    """[R, 2, rot/2] fp32 on the CPU; agents repeat the same few shifts."""
-    return delta_rows(deltas, torch.tensor(inv_freq, dtype=torch.float64))

@@ -60,6 +60,19 @@ def report_adaptations() -> Iterator[str]:
         yield f"    delete when: {adaptation.delete_when}"
 
 
+def report_events() -> Iterator[str]:
+    """Optional parts that a server would go without."""
+    from kvedit.config import Config
+    from sglang_patches.events import open_publisher
+
+    run_dir = Config.from_env().home / "run"
+    publisher, problem = open_publisher(run_dir)
+    if publisher is not None:
+        publisher.close()
+    if problem is not None:
+        yield f"{problem} ({run_dir})"
+
+
 def refusals_for(flags: Sequence[str]) -> list[str]:
     """Why `kvedit serve FLAGS` would be refused; empty when it would start.
 
@@ -115,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "host": list(report_host()),
         "plugins": list(report_plugins()),
         "adaptations of a host without a GPU": list(report_adaptations()),
-        "warnings": [KEY_WARNING],
+        "warnings": [KEY_WARNING, *report_events()],
     }
     if stock_reason is not None:
         sections["warnings"].append(f"sgl_kernel does not load on this GPU host: {stock_reason}")

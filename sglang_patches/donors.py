@@ -41,9 +41,8 @@ def find_donor(cache: KvEditCache, piece: Piece, start: int, stop: int) -> Donor
     match = cache.match_prefix(MatchPrefixParams(key=key))
     if match.device_prefix_len < high:
         return None
-    lock = cache.lock(match.last_device_node)
     slots = cache.path_device_indices(match.last_device_node)[low:high].to(torch.int64)
-    return Donor(piece, start, stop, slots, lock)
+    return Donor(piece, start, stop, slots, cache.lock(match.last_device_node))
 
 
 def is_cached(cache: KvEditCache, span: Span) -> bool:

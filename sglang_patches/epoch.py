@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_patches.cache import KvEditCache
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import agree, boundary, trip
 
 WEIGHT_UPDATES = tuple(
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager." + name
@@ -37,4 +37,5 @@ def _bump(cache: Any, why: str) -> None:
     if isinstance(cache, KvEditCache):
         with boundary("epoch", cache.runtime.distrust_everything):
             trip("epoch")
+            agree()  # the epoch changes on every rank or on none
             cache.runtime.new_epoch(why)

@@ -1,4 +1,9 @@
-"""Before each forward: run the queued copies, on the stream the forward runs on."""
+"""Before each forward: run the queued copies, on the stream the forward runs on.
+
+A request that stands on slots whose copy failed ends with an error, and nothing of it is kept:
+its output is dropped, its tokens do not enter the tree, its turn not the ledger. What it has left
+to prefill is still computed, as the host does not stop between two chunks.
+"""
 
 from __future__ import annotations
 
@@ -9,32 +14,51 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_patches.cache import KvEditCache
+from sglang_patches.copies import PendingCopies
+from sglang_patches.guard import boundary, trip
 from sglang_patches.intake import REFUSED
+from sglang_patches.state import state_of
 
 
 def forward_hook(worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
-    """BEFORE ``TpModelWorker.forward_batch_generation``.
-
-    Requests of this batch that stand on slots whose copy failed are aborted with an error:
-    nobody is ever served from slots that were not written.
-    """
+    """BEFORE ``TpModelWorker.forward_batch_generation``: nobody is ever served from slots that
+    were not written."""
     if batch is None or not isinstance(batch.tree_cache, KvEditCache):
         return
     runtime = batch.tree_cache.runtime
     runtime.run_copies()
     if runtime.unwritten:
-        unwritten, runtime.unwritten = torch.cat(runtime.unwritten), []
-        _abort_holders(batch, unwritten)
+        failed, runtime.unwritten = runtime.unwritten, []
+        _end_holders(batch, failed)
 
 
-def _abort_holders(batch: Any, slots: torch.Tensor) -> None:
-    """Abort the requests of ``batch`` whose rows name any of ``slots`` (int64 [N])."""
-    for req in batch.reqs:
-        row = batch.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        held = row[: req.kv.kv_allocated_len].to(torch.int64)
-        if torch.isin(held, slots).any():
-            req.to_finish = FINISH_ABORT(
-                "kvedit: splice: expected its copy to run, got an internal error",
-                HTTPStatus.INTERNAL_SERVER_ERROR,
-                REFUSED,
-            )
+def _end_holders(batch: Any, failed: list[PendingCopies]) -> None:
+    """End the requests that stand on a target: of this batch, or one that was spliced for and
+    waits for its next chunk. When that cannot be told, every one that has something composed."""
+    waiting = [h for f in failed for h in f.holders if h not in batch.reqs and h.kv.holds_kv]
+    candidates = [*batch.reqs, *waiting]
+    doomed = [req for req in candidates if (state := state_of(req)) is not None and state.pieces]
+    with boundary("end_holders", lambda: _end(doomed)) as hook:
+        trip("end_holders")
+        slots = torch.cat([target for f in failed for target in f.targets])
+        table = batch.req_to_token_pool.req_to_token
+        holding = [req for req in candidates if _stands_on(req, table, slots)]
+    if hook.is_well:
+        _end(holding)
+
+
+def _stands_on(req: Any, table: torch.Tensor, slots: torch.Tensor) -> bool:
+    """Whether the request's row of ``table`` (slots by request and position) names any of them."""
+    row = table[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
+    return bool(torch.isin(row.to(torch.int64), slots).any())
+
+
+def _end(reqs: list[Any]) -> None:
+    """The host's own way for a request whose KV never landed."""
+    for req in reqs:
+        req.skip_radix_cache_insert = True
+        req.to_finish = req.discard_output_reason = FINISH_ABORT(
+            "kvedit: splice: expected its copy to run, got an internal error",
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            REFUSED,
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -33,9 +34,13 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
     cache = scheduler.tree_cache
     if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
         return
-    with boundary("intake", lambda: _forget(cache.runtime, req)):
+    if not _concerns(cache.runtime, recv_req):
+        return  # installed but unused: nothing of ours touches the request
+    with boundary("intake", lambda: _forget(cache.runtime, req)) as hook:
         trip("intake")
-        _take_in(cache, req, recv_req)
+        settle = _take_in(cache, req, recv_req)
+    if hook.is_well:
+        settle()
 
 
 def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
@@ -67,28 +72,39 @@ def _forget(runtime: Runtime, req: Any) -> None:
         req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
 
 
-def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> None:
+def _concerns(runtime: Runtime, recv_req: Any) -> bool:
+    return bool(
+        runtime.registry.by_rid(recv_req.rid) is not None
+        or _requested(recv_req) is not None
+        or len(runtime.registry.matcher)
+        or len(runtime.fields)
+    )
+
+
+def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
+    """What to do with the request. Until that is called, the request is as it came."""
     runtime = cache.runtime
     skill = runtime.registry.by_rid(recv_req.rid)
     if skill is not None:
-        _announce_compile(runtime, req, skill.number)
-        return
-    requested = _requested(recv_req)
-    if requested is None and not len(runtime.registry.matcher) and not len(runtime.fields):
-        return  # installed but unused: nothing of ours touches the request
+        number = skill.number
+        return lambda: _announce_compile(runtime, req, number)
     try:
-        options = from_wire(requested)
+        options = from_wire(_requested(recv_req))
     except BadRequest as error:
-        _refuse_request(req, recv_req, str(error))
-        return
+        message = str(error)
+        return lambda: _refuse_request(req, recv_req, message)
     state = _plan(cache, req, recv_req, options)
-    req.kvedit = state
-    req.customized_info = {**(req.customized_info or {}), "kvedit": [state.report()]}
     reasons = _unmet_reasons(cache, req, state) if options.splice == "require" else []
     if options.edits == "require":
         reasons += _unmet_edits(cache, req, state)
+    return lambda: _adopt(req, recv_req, state, reasons)
+
+
+def _adopt(req: Any, recv_req: Any, state: RequestState, reasons: list[str]) -> None:
+    """Give the request its state and its report, or the 400 of a ``require`` that is not met."""
+    req.kvedit = state
+    req.customized_info = {**(req.customized_info or {}), "kvedit": [state.report()]}
     if reasons:
-        req.customized_info["kvedit"] = [state.report()]
         _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(reasons))
 
 
@@ -203,7 +219,10 @@ def _spelled(refusal: Refusal) -> str:
 
 def refuse_late(req: Any, state: RequestState) -> None:
     """``require`` turned out unmet at admission: the request ends with the 400 after the
-    forward it was admitted to, before anything is streamed."""
+    forward it was admitted to, before anything is streamed. Not one that has output: it was
+    retracted and its skill is gone since, so it goes on plainly and its report says so."""
+    if req.output_ids:
+        return
     reasons = "; ".join(_spelled(refusal) for refusal in state.split.refused)
     req.to_finish = FINISH_ABORT(f"kvedit: require: {reasons}", HTTPStatus.BAD_REQUEST, REFUSED)
 

@@ -10,6 +10,7 @@ from collections import Counter
 from typing import Any
 
 from kvedit.report import TokenSplit
+from sglang_patches.guard import contained, trip
 
 KINDS = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
 
@@ -17,7 +18,8 @@ KINDS = ("exact", "composed", "derived", "computed", "repaired", "erratum", "cop
 class Metrics:
     """Counts for GET /kvedit/status, mirrored to Prometheus where the host exports metrics.
 
-    Only one rank may export: every tensor-parallel rank takes the same decisions.
+    Every tensor-parallel rank counts; only one may export, so an export that fails is counted and
+    changes nothing.
     """
 
     def __init__(self, *, export: bool, model_name: str) -> None:
@@ -34,22 +36,23 @@ class Metrics:
             added = value - before[kind]
             if added:
                 self.tokens[kind] += added
-                if self._export:
-                    labels = {"kind": kind, "model_name": self._model_name}
-                    self._counters()[0].labels(**labels).inc(added)
+                self._add(0, added, kind=kind)
 
     def count_splice(self, outcome: str, reason: str = "") -> None:
         self.splices[outcome, reason] += 1
-        if self._export:
-            labels = {"outcome": outcome, "reason": reason, "model_name": self._model_name}
-            self._counters()[1].labels(**labels).inc()
+        self._add(1, 1, outcome=outcome, reason=reason)
 
     def count_edit(self, kind: str, base: str) -> None:
         """A prompt with fields was admitted: what was done, on which base."""
         self.edits[kind, base] += 1
+        self._add(2, 1, kind=kind, base=base)
+
+    def _add(self, family: int, amount: int, **labels: str) -> None:
         if self._export:
-            labels = {"kind": kind, "base": base, "model_name": self._model_name}
-            self._counters()[2].labels(**labels).inc()
+            with contained("metrics"):
+                trip("metrics")
+                counter = self._counters()[family]
+                counter.labels(model_name=self._model_name, **labels).inc(amount)
 
     def _counters(self) -> tuple[Any, Any, Any]:
         if self._prometheus is None:

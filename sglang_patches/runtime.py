@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import traceback
 from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,14 +21,18 @@ from kvedit.seenvalues import SeenValues
 from kvedit.skills import Registry, Segment, Skill, State
 from kvedit.spans import Refusal
 from kvedit.tokentext import TokenText
-from sglang_patches.copies import CopyQueue
+from sglang_patches import guard
+from sglang_patches.copies import CopyQueue, PendingCopies
 from sglang_patches.donors import cached_path
-from sglang_patches.events import EventPublisher
-from sglang_patches.guard import errors, trip
+from sglang_patches.events import open_publisher
+from sglang_patches.hostfacts import has_overlap, host_facts, model_name
+from sglang_patches.inflight import event_maker
+from sglang_patches.levelling import level
 from sglang_patches.metrics import Metrics
 from sglang_patches.pins import PinBook
-from sglang_patches.pools import GroupWithRope, describe_pool
+from sglang_patches.pools import describe_pool
 from sglang_patches.state import RequestState
+from sglang_patches.warmup import warm_up
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.registry import TreeCacheBuildContext
@@ -53,26 +56,28 @@ class Runtime:
         self.page_size: int = ctx.params.page_size
         self.pool_size: int = allocator.size
         self.weight_epoch = 0
-        self._host_facts = _host_facts(ctx, self.groups)
+        self._host_facts = host_facts(ctx, self.groups)
         self.tokenizer: Any = ctx.tp_worker.tokenizer  # None with --skip-tokenizer-init
         self.registry = Registry(self._identity(), config.retired_max, self.decode)
         self.fields = FieldBook()
         self.chat_form: ChatForm | None = None  # comes with the first field that has a role
-        self.copies = CopyQueue(self.groups, pool, cache.unlock)
-        self.unwritten: list[torch.Tensor] = []  # targets of copies that failed, until aborted
-        # Copies go where forwards go; without overlap that is the current stream.
-        self._forward_stream = (
-            None if ctx.server_args.disable_overlap_schedule else runner.forward_stream
-        )
         self._device = torch.get_device_module(runner.device)
+        warm_up(self.groups, self._device)
+        self.copies = CopyQueue(self.groups, pool, cache.unlock, event_maker(self._device))
+        self.unwritten: list[PendingCopies] = []  # that failed, until the next forward
+        # Copies go where forwards go; without overlap that is the current stream.
+        self._forward_stream = runner.forward_stream if has_overlap(ctx.server_args) else None
         self.pins = PinBook(int(config.pin_fraction * self.pool_size), cache.lock, cache.unlock)
         is_first_rank = ctx.tp_rank == 0
         self.metrics = Metrics(
             export=is_first_rank and ctx.params.enable_metrics,
-            model_name=ctx.server_args.served_model_name or ctx.server_args.model_path,
+            model_name=model_name(ctx.server_args),
         )
-        self.publisher = EventPublisher(config.home / "run") if is_first_rank else None
-        self._cached_path = lambda skill: cached_path(cache, skill)
+        self.publisher, problem = open_publisher(config.home / "run", wanted=is_first_rank)
+        self.warnings = [] if problem is None else [problem]
+        self._cache = cache
+        ranks = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
+        guard.join(ranks, ctx.tp_rank, lambda: level(self, cache))
         self.ledger = Ledger()
         self.paths = PathBook()
         self.seen_values = SeenValues()
@@ -144,7 +149,7 @@ class Runtime:
 
     def pin_ready(self, skill: Skill) -> None:
         """Pin a skill that is compiled already; a donor that is gone makes it evicted."""
-        node, num_cached = self._cached_path(skill)
+        node, num_cached = cached_path(self._cache, skill)
         if num_cached < self.compiled_tokens(skill.segment):
             self.donor_lost(skill.number)
             return
@@ -214,23 +219,29 @@ class Runtime:
     def run_copies(self) -> None:
         """Launch the queued copies on the stream that forwards run on.
 
-        If they cannot be run at all, every path composed from those segments becomes
-        unreachable, and ``unwritten`` names the slots whose requests the next forward aborts.
+        If they cannot be run on every rank, no rank trusts them: every path composed from those
+        segments becomes unreachable, and ``unwritten`` names the slots whose requests the next
+        forward ends.
         """
+        self.copies.release_done()
         if not len(self.copies):
             return
-        segments, targets = self.copies.segments(), self.copies.targets()
-        try:
-            trip("forward")
+        batch = self.copies.pending()
+        with guard.boundary("forward", lambda: self._never_written(batch)) as hook:
+            guard.trip("forward")
             with self._on_forward_stream():
                 self.copies.launch()
-        except Exception:
-            errors["forward"] += 1
-            logger.error("kvedit: copies failed:\n%s", traceback.format_exc())
-            self.copies.release_pending()
-            self.unwritten += targets
-            for segment in segments:
-                self.distrust(segment)
+        if hook.is_well:
+            self.copies.num_launched += batch.num_copies
+
+    def _never_written(self, batch: PendingCopies) -> None:
+        self.copies.release_pending()
+        self.unwritten.append(batch)
+        # A plain rule: no turn or path of before is a base, whether or not it stood on these.
+        self.ledger.clear()
+        self.paths.clear()
+        for segment in sorted(batch.segments):
+            self.distrust(segment)
 
     @contextmanager
     def _on_forward_stream(self) -> Iterator[None]:
@@ -260,18 +271,3 @@ class Runtime:
 
     def _identity(self) -> str:
         return host_identity({**self._host_facts, "weight_epoch": str(self.weight_epoch)})
-
-
-def _host_facts(ctx: TreeCacheBuildContext, groups: list[GroupWithRope]) -> dict[str, str | None]:
-    """All that shapes KV bytes on this server besides the tokens (see kvedit.identity)."""
-    config: Any = ctx.model_config
-    return {
-        "model_path": config.model_path,
-        "revision": config.revision,
-        "model_dtype": str(config.dtype),
-        "quantization": config.quantization,
-        "kv_dtypes": ",".join(str(group.group.dtype) for group in groups),
-        "ropes": ",".join(str(group.signature) for group in groups),
-        "page_size": str(ctx.params.page_size),
-        "tp_size": str(ctx.tp_size),
-    }

@@ -7,8 +7,6 @@ the same ordered stream as generate requests, so all tensor-parallel ranks act a
 
 from __future__ import annotations
 
-import logging
-import traceback
 from array import array
 from collections import Counter
 from collections.abc import Callable
@@ -19,13 +17,11 @@ from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
 from kvedit.boundaries import MAX_BOUNDARIES
 from kvedit.errors import BadRequest, KvEditError
-from kvedit.skills import Skill
+from kvedit.skills import Segment, Skill
 from sglang_patches import field_rpc, guard, testing_ops
 from sglang_patches.audit import audit_scheduler
 from sglang_patches.cache import KvEditCache
 from sglang_patches.runtime import Runtime
-
-logger = logging.getLogger("kvedit")
 
 PREFIX = "kvedit:"
 Command = dict[str, Any]
@@ -47,19 +43,59 @@ def internal_state_hook(original: Callable[..., Any], controller: Any, recv_req:
 
 
 def _answer(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    try:
+    """The same on every rank. After an internal error on one, nothing is left of what the command
+    has begun: a skill or field that was being declared is gone."""
+    begun: list[Command] = []
+
+    def undo() -> None:
+        for started in begun:
+            _undo(runtime, started)
+
+    with guard.boundary("rpc", undo) as hook:
         guard.trip("rpc")
+        guard.agree()
+        begun.append(command)
+        answer = _run(scheduler, runtime, command)
+    if hook.is_well:
+        return answer
+    reason = hook.error or "on another rank"
+    message = f"kvedit: {command.get('op')}: internal error: {reason}"
+    return {"error": {"status": 500, "message": message}}
+
+
+def _run(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+    try:
         operation = _OPERATIONS.get(command["op"])
         if operation is None:
             raise BadRequest(f"kvedit: op: expected a known one, got {command['op']!r}")
         return operation(scheduler, runtime, command)
     except KvEditError as error:
         return {"error": {"status": error.status, "message": str(error)}}
-    except Exception as error:
-        guard.errors["rpc"] += 1
-        logger.error("kvedit: rpc %s failed:\n%s", command.get("op"), traceback.format_exc())
-        message = f"kvedit: {command.get('op')}: internal error: {error}"
-        return {"error": {"status": 500, "message": message}}
+
+
+def _undo(runtime: Runtime, command: Command) -> None:
+    """A plain rule for a rare error: what the command names is dropped."""
+    operation = command.get("op")
+    try:
+        if operation == "register" or (operation == "remove" and command["purge"]):
+            _purge(runtime, command["name"], command["ns"])
+        elif operation == "remove":
+            runtime.registry.retire(command["name"], command["ns"])
+        elif operation == "recompile":
+            runtime.compile_failed(command["rid"], "internal error, see the server's log")
+        elif operation == "field_declare":
+            runtime.fields.remove(command["declaration"]["name"], command["ns"])
+        elif operation == "field_remove":
+            runtime.fields.remove(command["name"], command["ns"])
+    except (KvEditError, KeyError):
+        return  # it had not come that far, or was done already
+
+
+def _purge(runtime: Runtime, name: str, namespace: str) -> list[Segment]:
+    dropped = runtime.registry.purge(name, namespace)
+    for segment in dropped:
+        runtime.pins.release(segment.number)
+    return dropped
 
 
 def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
@@ -131,9 +167,7 @@ def _remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
     registry, name, namespace = runtime.registry, command["name"], command["ns"]
     if command["purge"]:
         view = registry.named(name, namespace).view()
-        dropped = registry.purge(name, namespace)
-        for segment in dropped:
-            runtime.pins.release(segment.number)
+        dropped = _purge(runtime, name, namespace)
     else:
         skill = registry.retire(name, namespace)
         runtime.settle_pins()
@@ -146,9 +180,11 @@ def _remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
 def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
     cache = scheduler.tree_cache
     states = Counter(skill.state.value for skill in runtime.registry.all())
+    fields = field_rpc.status(runtime)
     return {
         "skills": dict(states),
-        **field_rpc.status(runtime),
+        **fields,
+        "warnings": [*runtime.warnings, *fields["warnings"]],
         "counters": {**runtime.metrics.to_status(), "hook_errors": dict(guard.errors)},
         "pool": {
             "size": runtime.pool_size,

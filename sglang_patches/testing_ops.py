@@ -86,9 +86,9 @@ def require_testing() -> None:
 
 
 def fault(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
-    """{"hook", "times"}: let the next entries of a hook fail."""
+    """{"hook", "times", "rank"?}: let the next entries of a hook fail, on one rank or on all."""
     require_testing()
-    guard.arm(command["hook"], command["times"])
+    guard.arm(command["hook"], command["times"], command.get("rank"))
     return {}
 
 

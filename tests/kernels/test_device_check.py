@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
-STEPS = {"bit_compare", "flashinfer", "bandwidth", "sweep", "prefill_against_splice"}
+STEPS = {"bit_compare", "flashinfer", "copies", "bandwidth", "sweep", "prefill_against_splice"}
 
 
 def device_check(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -23,6 +23,7 @@ def test_dry_run_takes_every_step(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "report.json").read_text())
     assert set(report) >= STEPS and report["dry_run"] and report["failures"] == []
     assert len(report["bit_compare"]) == 12
+    assert [row["passed"] for row in report["copies"]] == [True, True]
     table = (tmp_path / "report.md").read_text()
     assert all(f"## {step}" in table for step in STEPS)
 

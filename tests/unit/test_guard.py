@@ -1,6 +1,9 @@
 """The boundary of a hook: an error of ours is counted, handled, and goes no further."""
 
+import threading
+
 import pytest
+import torch
 
 from sglang_patches import guard
 
@@ -10,6 +13,7 @@ def _clean():
     yield
     guard.errors.clear()
     guard._faults.clear()
+    guard.join(None, 0, lambda: None)
 
 
 def test_an_armed_hook_fails_as_often_as_asked():
@@ -53,3 +57,146 @@ def test_an_error_in_the_fallback_is_not_hidden():
 
     with pytest.raises(LookupError), guard.boundary("some", broken):
         raise ValueError
+
+
+def test_a_body_that_ended_on_the_only_rank_is_well():
+    with guard.boundary("some", lambda: pytest.fail("nothing was wrong")) as hook:
+        guard.agree()
+    assert hook.is_well and hook.error is None
+    with guard.boundary("some", lambda: None) as hook:
+        raise ValueError("broken")
+    assert not hook.is_well and str(hook.error) == "broken"
+
+
+def test_a_fault_may_be_armed_on_one_rank():
+    guard.join(None, 1, lambda: None)
+    guard.arm("some", rank=0)
+    guard.trip("some")
+    guard.arm("some", rank=1)
+    with pytest.raises(guard.InjectedFault):
+        guard.trip("some")
+
+
+# ---- two ranks, each a thread
+
+
+class Ranks:
+    """An all_reduce between threads. A rank that votes alone breaks the barrier: a test that
+    hangs on a server fails here."""
+
+    def __init__(self, monkeypatch, num_ranks=2):
+        self.num_ranks = num_ranks
+        self.barrier = threading.Barrier(num_ranks)
+        self.votes = {}
+        self.num_votes = [0] * num_ranks
+        self.rank = threading.local()
+        self.levelled = []
+        monkeypatch.setattr(torch.distributed, "all_reduce", self.all_reduce)
+        guard.join("ranks", 0, lambda: self.levelled.append(self.rank.number))
+
+    def all_reduce(self, tensor, operation, group):
+        assert group == "ranks"
+        self.num_votes[self.rank.number] += 1
+        self.votes[self.rank.number] = int(tensor)
+        self.barrier.wait(timeout=20)
+        reduced = (min if operation == torch.distributed.ReduceOp.MIN else max)(self.votes.values())
+        self.barrier.wait(timeout=20)
+        tensor.fill_(reduced)
+
+    def run(self, body):
+        """Results of body(rank) by rank."""
+        results = [None] * self.num_ranks
+
+        def work(number):
+            self.rank.number = number
+            try:
+                results[number] = body(number)
+            except BaseException as error:
+                self.barrier.abort()
+                results[number] = error
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(self.num_ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return results
+
+
+STAGES = ("prepare", "first", "change", "second", "rest")
+
+
+def staged(failing, log):
+    """A body with two inner votes; on rank r it fails in the stage failing[r], if any."""
+
+    def body(rank):
+        with guard.boundary("some", lambda: log.append((rank, "undone"))) as hook:
+            for stage in STAGES:
+                if stage in ("first", "second"):
+                    guard.agree()
+                elif failing.get(rank) == stage:
+                    raise ValueError(stage)
+                else:
+                    log.append((rank, stage))
+        return hook.is_well
+
+    return body
+
+
+@pytest.mark.parametrize("other", [None, "prepare", "change", "rest"])
+@pytest.mark.parametrize("mine", ["prepare", "change", "rest"])
+def test_a_hook_that_fails_on_one_rank_is_undone_on_all(monkeypatch, mine, other):
+    """Wherever it fails, and also when the ranks fail in different places."""
+    ranks, log = Ranks(monkeypatch), []
+    failing = {1: mine} if other is None else {0: other, 1: mine}
+    assert ranks.run(staged(failing, log)) == [False, False]
+    assert sorted(entry for entry in log if entry[1] == "undone") == [(0, "undone"), (1, "undone")]
+    assert sorted(ranks.levelled) == [0, 1]
+    assert ranks.num_votes[0] == ranks.num_votes[1]
+    if "prepare" in failing.values():
+        assert not [entry for entry in log if entry[1] == "change"], "nobody changed anything"
+
+
+def test_a_hook_that_is_well_everywhere_ends_well_on_all(monkeypatch):
+    ranks, log = Ranks(monkeypatch), []
+    assert ranks.run(staged({}, log)) == [True, True]
+    assert ranks.num_votes == [3, 3] and not ranks.levelled and not guard.errors
+
+
+def test_ranks_stay_in_step_over_many_hooks(monkeypatch):
+    """A vote too many in one hook would meet the next one."""
+    ranks = Ranks(monkeypatch)
+    failures = [{}, {1: "change"}, {0: "prepare"}, {}, {0: "rest", 1: "prepare"}, {1: "rest"}, {}]
+
+    def body(rank):
+        return [staged(failing, [])(rank) for failing in failures]
+
+    first, second = ranks.run(body)
+    assert first == second == [not failing for failing in failures]
+
+
+def test_the_highest_number_of_any_rank(monkeypatch):
+    assert Ranks(monkeypatch).run(lambda rank: guard.highest(5 + rank)) == [6, 6]
+
+
+# ---- what decides nothing
+
+
+def test_what_is_contained_is_counted_and_told_now_and_then(caplog):
+    for _ in range(9):
+        with guard.contained("some"):
+            raise OSError("gone")
+    assert guard.errors["some"] == 9
+    assert len(caplog.records) == 4, "at its 1st, 2nd, 4th and 8th time"
+
+
+def test_what_is_contained_takes_no_vote(monkeypatch):
+    ranks = Ranks(monkeypatch)
+
+    def body(rank):
+        with guard.contained("some"):
+            if rank == 0:
+                raise OSError("gone")
+        return True
+
+    assert ranks.run(body) == [True, True] and ranks.num_votes == [0, 0]

@@ -17,6 +17,7 @@ from sglang_patches import copies as copies_module  # noqa: E402
 from sglang_patches import forward  # noqa: E402
 from sglang_patches.cache import KvEditCache  # noqa: E402
 from sglang_patches.copies import CopyQueue  # noqa: E402
+from sglang_patches.inflight import InFlight  # noqa: E402
 from sglang_patches.pools import GroupWithRope  # noqa: E402
 from sglang_patches.runtime import Runtime  # noqa: E402
 
@@ -48,6 +49,13 @@ class FakeStream:
 
     def wait_stream(self, other):
         self.device.log.append(f"{self.name} waits for {other}")
+
+
+class FakeEvent:
+    is_done = False
+
+    def query(self):
+        return self.is_done
 
 
 class Batch:
@@ -116,3 +124,27 @@ def test_without_overlap_copies_run_on_the_current_stream(monkeypatch):
     forward.forward_hook(None, batch)
     assert device.log == ["relocate 4 tokens on schedule"]
     assert torch.equal(plan.dst[:4], copy.target)
+
+
+def test_what_a_launch_reads_is_released_when_the_forward_stream_has_passed_it(monkeypatch):
+    """Events are recorded on the forward stream, behind the relocation, and asked, not awaited."""
+    device, unlocked = FakeDevice(), []
+    _, plan, runtime, batch = make(monkeypatch, device, unlocked)
+    events = []
+
+    def recorded():
+        device.log.append(f"event on {device.running}")
+        events.append(FakeEvent())
+        return events[-1]
+
+    runtime.copies.in_flight = InFlight(recorded)
+    for _ in range(2):
+        runtime.copies.put([runtime.copies.plan(plan.src[:4], plan.dst[:4], 0, 1)], [])
+        unlocked.clear()
+        forward.forward_hook(None, batch)
+    assert device.log[1:3] == ["relocate 4 tokens on forward", "event on forward"]
+    assert len(runtime.copies.in_flight) == 2
+    for event in events:
+        event.is_done = True
+    forward.forward_hook(None, batch)  # nothing is queued, and still they go
+    assert len(runtime.copies.in_flight) == 0

@@ -1,0 +1,57 @@
+"""A ``require`` that cannot be met any more: a 400 before any output, plain service after it."""
+
+from __future__ import annotations
+
+from array import array
+from types import SimpleNamespace
+
+from kvedit.options import Options
+from kvedit.report import TokenSplit
+from kvedit.spans import Plan, Refusal
+from sglang_patches import cpu
+
+cpu.prepare()  # before the first import of sglang on a host without a GPU
+
+from sglang_patches.admission import _cover  # noqa: E402
+from sglang_patches.metrics import Metrics  # noqa: E402
+from sglang_patches.runtime import Runtime  # noqa: E402
+from sglang_patches.state import RequestState  # noqa: E402
+
+EVICTED = Refusal(skill="policy", reason="evicted")
+
+
+def admitted_again(output: list[int]) -> SimpleNamespace:
+    """A request whose skill is gone at the admission that is covered here."""
+    runtime = Runtime.__new__(Runtime)
+    runtime.metrics = Metrics(export=False, model_name="m")
+    runtime.publisher = None
+    state = RequestState(
+        namespace="n",
+        options=Options(splice="require", skills=("policy",)),
+        plan=Plan(num_tokens=8, registry_version=1),
+        split=TokenSplit(8),
+        lost=((3, EVICTED),),
+    )
+    req = SimpleNamespace(
+        kvedit=state,
+        prefix_len=0,
+        extend_end=8,
+        output_ids=array("q", output),
+        customized_info={"kvedit": [state.report()]},
+        to_finish=None,
+    )
+    _cover(SimpleNamespace(runtime=runtime), req, state)
+    return req
+
+
+def test_before_any_output_it_is_a_400() -> None:
+    req = admitted_again([])
+    assert req.to_finish.status_code == 400 and "policy: evicted" in req.to_finish.message
+
+
+def test_with_output_it_is_served_plainly_and_the_report_says_so() -> None:
+    req = admitted_again([5, 6])
+    assert req.to_finish is None
+    [report] = req.customized_info["kvedit"]
+    assert report["refused"] == [{"skill": "policy", "reason": "evicted"}]
+    assert (report["computed"], report["evicted"]) == (8, [3])
