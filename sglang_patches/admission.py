@@ -162,8 +162,6 @@ def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
         )
         if state.is_counted:
             cache.runtime.metrics.count_tokens(before, state.split)
-        if req.customized_info is not None and "kvedit" in req.customized_info:
-            req.customized_info["kvedit"][0].update(state.report())
         if state.options.splice == "require" and state.split.refused:
             refuse_late(req, state)
 

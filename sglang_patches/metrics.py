@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from kvedit.report import TokenSplit
+from kvedit.report import COUNTS, TokenSplit
 
-KINDS = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
 
 
 class Metrics:
@@ -76,7 +75,7 @@ class Metrics:
 
     def to_status(self) -> dict[str, object]:
         return {
-            "tokens": {kind: self.tokens[kind] for kind in KINDS},
+            "tokens": {kind: self.tokens[kind] for kind in COUNTS},
             "splices": [
                 {"outcome": outcome, "reason": reason, "count": count}
                 for (outcome, reason), count in sorted(self.splices.items())
