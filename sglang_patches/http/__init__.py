@@ -13,7 +13,7 @@ _ROUTES = "sglang.srt.entrypoints"
 
 def register_http_hooks(registry: Any, hook_type: Any) -> None:
     """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
-    from sglang_patches.http import auth, intake, openai, otherids, reports
+    from sglang_patches.http import auth, intake, openai, otherids, reports, wire
 
     around = {
         f"{_MANAGER}.generate_request": intake.generate_request,
@@ -27,6 +27,9 @@ def register_http_hooks(registry: Any, hook_type: Any) -> None:
     }
     for target, hook in around.items():
         registry.register(target, hook, hook_type.AROUND)
+    registry.register(
+        f"{_MANAGER}._create_tokenized_object", wire.check_wire, hook_type.AFTER
+    )
     registry.register(
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
         _add_routes,
