@@ -147,7 +147,7 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
         options=options,
         plan=plan,
         split=TokenSplit(len(ids)),
-        is_counted=not _is_warmer(recv_req, options),
+        is_counted=not _is_warmer(runtime, recv_req, options),
         no_edits=_no_edits(options) if fields else None,
     )
     runtime.refuse(state, plan.refused)
@@ -156,8 +156,10 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
     return state
 
 
-def _is_warmer(recv_req: Any, options: Options) -> bool:
+def _is_warmer(runtime: Runtime, recv_req: Any, options: Options) -> bool:
     """Whether this is the host's own request, which warms a prefix for n > 1 samples."""
+    if options.sealed.samples is not None:
+        return runtime.metrics.is_first(options.sealed.samples)
     return recv_req.sampling_params.max_new_tokens == 0 and not options.sealed.wants_nothing
 
 

@@ -6,11 +6,12 @@ imported at first use, after the host has set its environment.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
 from kvedit.report import COUNTS, TokenSplit
 
+MAX_SAMPLES = 1024  # names remembered; more n > 1 requests for zero tokens at once are miscounted
 
 
 class Metrics:
@@ -26,6 +27,7 @@ class Metrics:
         self.tokens: Counter[str] = Counter()
         self.splices: Counter[tuple[str, str]] = Counter()
         self.edits: Counter[tuple[str, str]] = Counter()
+        self._samples: OrderedDict[str, None] = OrderedDict()
 
     def count_tokens(self, before: dict[str, int], split: TokenSplit) -> None:
         """Add what one admission changed in a request's split."""
@@ -36,6 +38,14 @@ class Metrics:
                 if self._export:
                     labels = {"kind": kind, "model_name": self._model_name}
                     self._counters()[0].labels(**labels).inc(added)
+
+    def is_first(self, samples: str) -> bool:
+        """Whether no request of this name came before."""
+        is_first = samples not in self._samples
+        self._samples[samples] = None
+        while len(self._samples) > MAX_SAMPLES:
+            self._samples.popitem(last=False)
+        return is_first
 
     def count_splice(self, outcome: str, reason: str = "") -> None:
         self.splices[outcome, reason] += 1

@@ -27,9 +27,7 @@ def register_http_hooks(registry: Any, hook_type: Any) -> None:
     }
     for target, hook in around.items():
         registry.register(target, hook, hook_type.AROUND)
-    registry.register(
-        f"{_MANAGER}._create_tokenized_object", wire.check_wire, hook_type.AFTER
-    )
+    registry.register(f"{_MANAGER}._create_tokenized_object", wire.check_wire, hook_type.AFTER)
     registry.register(
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
         _add_routes,

@@ -7,6 +7,7 @@ zero tokens with logprobs just like a client that scores.
 from __future__ import annotations
 
 import dataclasses
+import secrets
 from typing import Any
 
 from kvedit.errors import BadRequest
@@ -26,7 +27,8 @@ def settled(obj: Any, *, is_exact: bool) -> Any:
     given = obj.sampling_params
     if isinstance(given, list):
         return [_settled_one(obj, i, params, is_exact) for i, params in enumerate(given)]
-    if not isinstance(obj.return_logprob, list) and not isinstance(obj.logprob_start_len, list):
+    differ = isinstance(obj.return_logprob, list) or isinstance(obj.logprob_start_len, list)
+    if not differ and not _warms_for_nothing(given or {}):
         return _settled_one(obj, 0, given, is_exact)
     return [_settled_one(obj, i, given, is_exact) for i in range(_num_prompts(obj))]
 
@@ -55,7 +57,8 @@ def _with_meaning(
     said: Options, obj: Any, item: int, params: dict[str, Any], is_exact: bool
 ) -> Options:
     wants_nothing = params.get("max_new_tokens") == 0
-    options = _sealed(said, wants_nothing=wants_nothing)
+    samples = secrets.token_hex(8) if _warms_for_nothing(params) else None
+    options = _sealed(said, wants_nothing=wants_nothing, samples=samples)
     scores = bool(_of_item(obj.return_logprob, item)) and (
         wants_nothing or _from_prompt(_of_item(obj.logprob_start_len, item))
     )
@@ -77,7 +80,12 @@ def _refuse_require(said: Options, keys: tuple[str, ...], asked: str) -> None:
             )
 
 
-def _sealed(options: Options, **what: bool) -> Options:
+def _warms_for_nothing(params: dict[str, Any]) -> bool:
+    """Whether the host's warmer and the samples it warms for look alike."""
+    return params.get("n", 1) != 1 and params.get("max_new_tokens") == 0
+
+
+def _sealed(options: Options, **what: Any) -> Options:
     return dataclasses.replace(options, sealed=dataclasses.replace(options.sealed, **what))
 
 

@@ -110,3 +110,11 @@ def test_a_client_cannot_say_what_only_this_process_knows() -> None:
     params = {"custom_params": {"kvedit": {"sealed": {"wants_nothing": True}}}}
     with pytest.raises(BadRequest, match="only the keys"):
         options(sampling_params=params)
+
+
+def test_samples_that_want_nothing_have_a_name_by_which_the_warmer_is_told() -> None:
+    both = options(text=["a", "b"], sampling_params={**ZERO, "n": 2})
+    names = [one.sealed.samples for one in both]
+    assert None not in names and names[0] != names[1]
+    for params in ({**ZERO}, {"n": 2}, {**ZERO, "n": 1}):
+        assert options(sampling_params=params)[0].sealed.samples is None
