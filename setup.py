@@ -46,7 +46,18 @@ setup(
     cmdclass=CMDCLASS,
     install_requires=["sglang==0.5.23", "numpy", "orjson", "pyzmq"],
     extras_require={
-        "dev": ["pytest", "hypothesis", "ruff", "mypy", "openai", "matplotlib"],
+        "dev": [
+            "pytest",
+            "hypothesis",
+            "ruff",
+            "mypy",
+            "matplotlib",
+            # clients that must see a plain server
+            "openai",
+            "anthropic",
+            "langchain-openai",
+            "litellm",
+        ],
         "models": ["gguf", "accelerate"],
     },
     entry_points={

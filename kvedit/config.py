@@ -27,6 +27,8 @@ class Config:
     client_max_tokens: int = 65_536  # per namespace, all skills together
     client_rate_per_minute: int = 60  # registrations per namespace
     ring_size: int = 10_000  # request reports kept for GET /kvedit/requests/{id}
+    exact: bool = False  # every request gets exact KV of the prompt as sent
+    reports: bool = True  # whether answers carry reports; the ring keeps them anyway
     home: Path = Path("~/.cache/kvedit").expanduser()
 
     @classmethod
@@ -59,6 +61,8 @@ class Config:
                 _number(env, "KVEDIT_CLIENT_RATE", default.client_rate_per_minute, low=0)
             ),
             ring_size=int(_number(env, "KVEDIT_RING_SIZE", default.ring_size, low=1)),
+            exact=_flag(env, "KVEDIT_EXACT"),
+            reports=_switch(env, "KVEDIT_REPORT"),
             home=Path(env.get("KVEDIT_HOME", "~/.cache/kvedit")).expanduser(),
         )
 
@@ -68,6 +72,13 @@ def _flag(env: Mapping[str, str], name: str) -> bool:
     if text not in ("0", "1", ""):
         raise BadRequest(f"kvedit: {name}: expected 0 or 1, got {text!r}")
     return text == "1"
+
+
+def _switch(env: Mapping[str, str], name: str) -> bool:
+    text = env.get(name) or "on"
+    if text not in ("on", "off"):
+        raise BadRequest(f"kvedit: {name}: expected on or off, got {text!r}")
+    return text == "on"
 
 
 def _number(

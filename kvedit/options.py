@@ -45,11 +45,16 @@ class Sealed:
     proof         digest of the token that proves the conversation; None: no token was sent
     is_issued     the token was made for this very request: it proves nothing earlier
     wants_nothing the client itself asked for zero new tokens (the host's n > 1 warmer does too)
+    samples       names the samples of one prompt that all want nothing: the first to come is the
+                  host's warmer
+    unasked       the client sent no options: while nothing is registered, nothing is reported
     """
 
     proof: str | None = None
     is_issued: bool = False
     wants_nothing: bool = False
+    samples: str | None = None
+    unasked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

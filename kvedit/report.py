@@ -12,11 +12,14 @@ preemption never revise it. exact + composed + derived + computed == prompt toke
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvedit.spans import Pieces, Refusal, Span, overlap
+
+CLASSES = ("exact", "composed", "derived", "computed")
+COUNTS = (*CLASSES, "repaired", "erratum", "copied")
 
 
 @dataclass(slots=True)
@@ -86,8 +89,7 @@ class TokenSplit:
                 self.refused.append(refusal)
 
     def counts(self) -> dict[str, int]:
-        names = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in COUNTS}
 
     def to_report(self) -> dict[str, Any]:
         return {
@@ -95,3 +97,27 @@ class TokenSplit:
             "spans": [span.to_report() for _, span in sorted(self.spans.items())],
             "refused": [refusal.to_report() for refusal in self.refused],
         }
+
+
+def joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One report for an answer with one or several prompts.
+
+    ``reports``: one each, in order. Of several, counts are added up; what has a place in one
+    prompt (spans, lines, reasons) stays in its own report under ``prompts``.
+    """
+    if len(reports) == 1:
+        return reports[0]
+    counts = {name: sum(report[name] for report in reports) for name in COUNTS}
+    return {**counts, "prompts": list(reports)}
+
+
+def without_values(report: dict[str, Any]) -> dict[str, Any]:
+    """A report for somebody who names its request: nothing in it was said in the prompt, and
+    nothing proves a conversation."""
+    kept = {key: value for key, value in report.items() if key != "conversation"}
+    if "errata" in kept:
+        errata = kept["errata"]
+        kept["errata"] = [{k: v for k, v in line.items() if k != "text"} for line in errata]
+    if "prompts" in kept:
+        kept["prompts"] = [without_values(one) for one in kept["prompts"]]
+    return kept

@@ -34,7 +34,7 @@ class Streamed:
 
 
 def stream_generate(url: str, body: Mapping[str, Any]) -> Streamed:
-    """POST `body` to `url`/generate with stream on and time it.
+    """POST `body` to `url`/generate with stream on and time it; its last event shall have a report.
 
     Raises KvEditError for an error answer, also one inside the stream, and for an empty stream.
     """
@@ -42,7 +42,7 @@ def stream_generate(url: str, body: Mapping[str, Any]) -> Streamed:
     connection = http.client.HTTPConnection(
         parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT_S
     )
-    payload = json.dumps({**body, "stream": True})
+    payload = json.dumps({**with_report(body), "stream": True})
     try:
         connection.connect()
         started = time.perf_counter()
@@ -53,6 +53,15 @@ def stream_generate(url: str, body: Mapping[str, Any]) -> Streamed:
         return _timed(response, started)
     finally:
         connection.close()
+
+
+def with_report(body: Mapping[str, Any]) -> dict[str, Any]:
+    """`body` with the option that makes a stream end with its report."""
+    sampling = body.get("sampling_params") or {}
+    custom = sampling.get("custom_params") or {}
+    options = {**custom.get("kvedit", {}), "report": True}
+    custom = {**custom, "kvedit": json.dumps(options)}
+    return {**body, "sampling_params": {**sampling, "custom_params": custom}}
 
 
 def _timed(response: http.client.HTTPResponse, started: float) -> Streamed:

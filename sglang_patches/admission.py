@@ -167,8 +167,6 @@ def _settle_cover(runtime: Runtime, req: Any, state: RequestState, split: TokenS
         for segment, refusal in lost
         if refusal.reason == "evicted" and not runtime.is_path(segment)
     }
-    if req.customized_info is not None and "kvedit" in req.customized_info:
-        req.customized_info["kvedit"][0].update(state.report())
     if state.options.splice == "require" and state.split.refused:
         refuse_late(req, state)
 

@@ -76,6 +76,20 @@ HOOKED = (
     ),
     _symbol(_TOKENIZER + "generate_request", "self obj request", "http.intake"),
     _symbol(_TOKENIZER + "_handle_abort_finish_reason", "self out state is_stream", "http.reports"),
+    *(
+        _symbol(f"entrypoints.{path}", "self request raw_request", use)
+        for path, use in (
+            ("openai.serving_base.OpenAIServingBase.handle_request", "http.openai"),
+            ("anthropic.serving.AnthropicServing.handle_messages", "http.otherids"),
+            ("ollama.serving.OllamaServing.handle_chat", "http.otherids"),
+            ("ollama.serving.OllamaServing.handle_generate", "http.otherids"),
+        )
+    ),
+    _symbol(
+        _TOKENIZER + "update_request_meta_info",
+        "self meta_info state customized_info index finish_reason",
+        "http.reports",
+    ),
 )
 
 CALLED = (
@@ -127,6 +141,12 @@ CALLED = (
         "managers.scheduler_components.output_streamer."
         "SchedulerOutputStreamer.is_request_level_customized_info_key",
         "self key",
+        "streamer",
+    ),
+    _symbol(
+        "managers.scheduler_components.output_streamer."
+        "SchedulerOutputStreamer.build_additional_customized_info",
+        "self reqs",
         "streamer",
     ),
 )

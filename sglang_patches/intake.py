@@ -30,7 +30,7 @@ REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into
 
 def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER ``Scheduler._create_generation_req``. The request comes back unchanged, but for
-    ``req.kvedit`` (its state) and ``req.customized_info`` (its report)."""
+    ``req.kvedit`` (its state), or ``req.kvedit_refused`` (the report of a refused one)."""
     cache = scheduler.tree_cache
     if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
         return
@@ -66,7 +66,6 @@ def _forget(runtime: Runtime, req: Any) -> None:
     """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
     one namespace, and somebody waits for the outcome."""
     req.kvedit = None
-    req.customized_info = None
     reason = "internal error, see the server's log"
     if runtime.compile_failed(req.rid, reason) is not None:
         req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -76,9 +75,12 @@ def _concerns(runtime: Runtime, recv_req: Any) -> bool:
     return bool(
         runtime.registry.by_rid(recv_req.rid) is not None
         or _requested(recv_req) is not None
-        or len(runtime.registry.matcher)
-        or len(runtime.fields)
+        or _is_in_use(runtime)
     )
+
+
+def _is_in_use(runtime: Runtime) -> bool:
+    return bool(len(runtime.registry.matcher) or len(runtime.fields))
 
 
 def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
@@ -93,6 +95,8 @@ def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
     except BadRequest as error:
         message = str(error)
         return lambda: _refuse_request(req, recv_req, message)
+    if options.sealed.unasked and not _is_in_use(runtime):
+        return lambda: None
     state = _plan(cache, req, recv_req, options)
     reasons = _unmet_reasons(cache, req, state) if options.splice == "require" else []
     if options.edits == "require":
@@ -101,10 +105,10 @@ def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
 
 
 def _adopt(req: Any, recv_req: Any, state: RequestState, reasons: list[str]) -> None:
-    """Give the request its state and its report, or the 400 of a ``require`` that is not met."""
+    """Give the request its state, or the 400 of a ``require`` that is not met."""
     req.kvedit = state
-    req.customized_info = {**(req.customized_info or {}), "kvedit": [state.report()]}
     if reasons:
+        req.kvedit_refused = state.report()
         _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(reasons))
 
 
@@ -141,12 +145,15 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
             runtime.registry,
             namespace,
             options,
-            runtime.plan_limits(_last_position(prompt, recv_req)),
+            # The last token is always forwarded.
+            runtime.plan_limits(max(0, len(prompt) - 1)),
             lambda start, stop: runtime.decode(prompt[start:stop]),
         )
 
-    blockers = _blockers(req, recv_req)
-    if blockers:
+    fields = runtime.fields.visible(namespace)
+    could_apply = bool(fields or runtime.registry.listed(namespace))
+    blockers = ["exact"] * could_apply if options.exact else _blockers(req, recv_req)
+    if options.exact or blockers:
         plan = Plan(
             num_tokens=len(ids),
             registry_version=runtime.registry.version,
@@ -159,23 +166,24 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
         options=options,
         plan=plan,
         split=TokenSplit(len(ids)),
-        # the n > 1 prefix warmer is the host's own request
-        is_counted=recv_req.sampling_params.max_new_tokens != 0,
+        is_counted=not _is_warmer(runtime, recv_req, options),
+        no_edits=_no_edits(options) if fields else None,
     )
     runtime.refuse(state, plan.refused)
-    # Logprobs of the prompt's tokens are logprobs of the tokens that the client sent.
-    if not blockers and not (recv_req.return_logprob and recv_req.logprob_start_len >= 0):
+    if not options.exact and not blockers:
         state.edit = read_edits(cache, req, namespace, options, plan, plan_of)
     return state
 
 
-def _last_position(ids: array[int], recv_req: Any) -> int:
-    """Spans end here: the last token is always forwarded, and so is every token whose logprobs
-    the client wants."""
-    last = len(ids) - 1
-    if recv_req.return_logprob and recv_req.logprob_start_len >= 0:
-        last = min(last, recv_req.logprob_start_len)
-    return max(0, last)
+def _is_warmer(runtime: Runtime, recv_req: Any, options: Options) -> bool:
+    """Whether this is the host's own request, which warms a prefix for n > 1 samples."""
+    if options.sealed.samples is not None:
+        return runtime.metrics.is_first(options.sealed.samples)
+    return recv_req.sampling_params.max_new_tokens == 0 and not options.sealed.wants_nothing
+
+
+def _no_edits(options: Options) -> str | None:
+    return "exact" if options.exact else "off" if options.edits == "off" else None
 
 
 def _blockers(req: Any, recv_req: Any) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -89,6 +90,8 @@ class Endpoint(RuntimeEndpoint):
         if data["sampling_params"]["max_new_tokens"] == 0:
             # It only fills the cache; the prompt it was required for has not come yet.
             wanted = {key: value for key, value in wanted.items() if value != "require"}
+        if data.get("stream"):
+            wanted = {"report": True, **wanted}
         if wanted:
             data["sampling_params"]["custom_params"] = custom_params(wanted)
 
@@ -174,8 +177,10 @@ def set_options(s: ProgramState, wanted: Mapping[str, Any]) -> None:
 
 
 def custom_params(wanted: Mapping[str, Any]) -> Json:
-    """One JSON string: under msgpack IPC a nested object would end the server."""
-    return {KEY: parse_options(wanted).to_json()}
+    """One JSON string: under msgpack IPC a nested object would end a server without kvedit.
+    Raises BadRequest."""
+    parse_options(wanted)
+    return {KEY: json.dumps(dict(wanted))}
 
 
 def template_of(server: HttpTransport) -> ChatTemplate:

@@ -6,13 +6,13 @@ imported at first use, after the host has set its environment.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
-from kvedit.report import TokenSplit
+from kvedit.report import COUNTS, TokenSplit
 from sglang_patches.guard import contained, trip
 
-KINDS = ("exact", "composed", "derived", "computed", "repaired", "erratum", "copied")
+MAX_SAMPLES = 1024  # names remembered; more n > 1 requests for zero tokens at once are miscounted
 
 
 class Metrics:
@@ -29,6 +29,7 @@ class Metrics:
         self.tokens: Counter[str] = Counter()
         self.splices: Counter[tuple[str, str]] = Counter()
         self.edits: Counter[tuple[str, str]] = Counter()
+        self._samples: OrderedDict[str, None] = OrderedDict()
 
     def count_tokens(self, before: dict[str, int], split: TokenSplit) -> None:
         """Add what one admission changed in a request's split."""
@@ -37,6 +38,14 @@ class Metrics:
             if added:
                 self.tokens[kind] += added
                 self._add(0, added, kind=kind)
+
+    def is_first(self, samples: str) -> bool:
+        """Whether no request of this name came before."""
+        is_first = samples not in self._samples
+        self._samples[samples] = None
+        while len(self._samples) > MAX_SAMPLES:
+            self._samples.popitem(last=False)
+        return is_first
 
     def count_splice(self, outcome: str, reason: str = "") -> None:
         self.splices[outcome, reason] += 1
@@ -79,7 +88,7 @@ class Metrics:
 
     def to_status(self) -> dict[str, object]:
         return {
-            "tokens": {kind: self.tokens[kind] for kind in KINDS},
+            "tokens": {kind: self.tokens[kind] for kind in COUNTS},
             "splices": [
                 {"outcome": outcome, "reason": reason, "count": count}
                 for (outcome, reason), count in sorted(self.splices.items())

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from kvedit.errors import Unsupported
+from kvedit.config import Config
+from kvedit.errors import BadRequest, Unsupported
 from sglang_patches.cpu import prepare
 from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
 from sglang_patches.launch_check import problems_of
@@ -25,7 +26,9 @@ KVEDIT_PLUGINS = ("kvedit", CPU_PLUGIN)
 OWN_FLAGS = {
     "--kvedit-open": "KVEDIT_OPEN",
     "--kvedit-client-skills": "KVEDIT_CLIENT_SKILLS",
+    "--kvedit-exact": "KVEDIT_EXACT",
 }
+OWN_VALUES = {"--kvedit-report": "KVEDIT_REPORT"}  # flags with a value; Config checks it
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -44,6 +47,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         refuse(problems)
     sys.argv = ["sglang.launch_server", *launcher_arguments(given)]
     try:
+        Config.from_env()
+    except BadRequest as error:
+        refuse([str(error).removeprefix("kvedit: ")])
+    try:
         runpy.run_module("sglang.launch_server", run_name="__main__")
     except Unsupported as refusal:
         refuse(refusal.reasons)
@@ -61,7 +68,7 @@ def launcher_arguments(argv: Sequence[str]) -> list[str]:
     arguments = take_own_flags(argv)
     if STOCK_FLAG in arguments:
         arguments.remove(STOCK_FLAG)
-        arguments = with_metrics(arguments)
+        arguments = with_counts(arguments)
         os.environ["SGLANG_PLUGINS"] = plugins_without_kvedit(os.environ.get("SGLANG_PLUGINS"))
     else:
         arguments = kvedit_arguments(arguments)
@@ -69,24 +76,32 @@ def launcher_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def take_own_flags(argv: Sequence[str]) -> list[str]:
-    """`argv` without kvedit's switches; each sets its variable for all processes of the server."""
-    for flag in argv:
-        if flag in OWN_FLAGS:
+    """`argv` without kvedit's flags; each sets its variable for all processes of the server."""
+    rest: list[str] = []
+    own = list(argv)
+    while own:
+        flag, is_joined, value = own.pop(0).partition("=")
+        if flag in OWN_FLAGS and not is_joined:
             os.environ[OWN_FLAGS[flag]] = "1"
-    return [flag for flag in argv if flag not in OWN_FLAGS]
+        elif flag in OWN_VALUES:
+            os.environ[OWN_VALUES[flag]] = value if is_joined or not own else own.pop(0)
+        else:
+            rest.append(flag + is_joined + value)
+    return rest
 
 
 def kvedit_arguments(argv: Sequence[str]) -> list[str]:
-    """`argv` with the two flags kvedit needs, unless the user gave them."""
+    """`argv` with the flags kvedit needs, unless the user gave them."""
     result = list(argv)
     if not gives_flag(argv, "--radix-cache-backend"):
         result += ["--radix-cache-backend", "kvedit"]
-    return with_metrics(result)
+    return with_counts(result)
 
 
-def with_metrics(argv: Sequence[str]) -> list[str]:
-    """`argv` plus `--enable-metrics` unless given."""
-    return list(argv) if gives_flag(argv, "--enable-metrics") else [*argv, "--enable-metrics"]
+def with_counts(argv: Sequence[str]) -> list[str]:
+    """`argv` plus metrics, and cached tokens in every answer's usage."""
+    wanted = ("--enable-metrics", "--enable-cache-report")
+    return [*argv, *(flag for flag in wanted if not gives_flag(argv, flag))]
 
 
 def plugins_without_kvedit(allowed: str | None) -> str:

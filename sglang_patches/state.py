@@ -90,6 +90,7 @@ class RequestState:
                once the request is admitted, for a waiting request is matched again and again
     evicted    segments that a refusal found evicted: the HTTP process recompiles them
     edit       which prompt is served; None where no field concerns the request
+    no_edits   why the fields of the namespace were not looked for; None: they were, or none is
     """
 
     namespace: str
@@ -103,6 +104,7 @@ class RequestState:
     lost: tuple[tuple[int, Refusal], ...] = ()
     evicted: set[int] = field(default_factory=set)
     edit: EditState | None = None
+    no_edits: str | None = None
 
     def replan(self, plan: Plan) -> None:
         """Another prompt is served; nothing of it is covered yet."""
@@ -133,7 +135,28 @@ class RequestState:
 
     def report(self) -> dict[str, object]:
         report = self.split.to_report() | {"evicted": sorted(self.evicted)}
-        return report if self.edit is None else report | self.edit.report()
+        if self.edit is not None:
+            return report | self.edit.report()
+        return report if self.no_edits is None else report | self._as_sent()
+
+    def _as_sent(self) -> dict[str, object]:
+        return {
+            "client_prompt_tokens": self.split.num_tokens,
+            "base": "sent",
+            "as_sent_because": self.no_edits,
+            "errata": [],
+            "edited": [],
+            "unedited": [],
+        }
+
+
+def report_of(req: Req) -> dict[str, object] | None:
+    """What has become of a request so far; None for requests that kvedit does not touch."""
+    state = state_of(req)
+    if state is not None:
+        return None if state.is_compile else state.report()
+    refused: dict[str, object] | None = getattr(req, "kvedit_refused", None)  # set by a refusal
+    return refused
 
 
 def state_of(req: Req | None) -> RequestState | None:

@@ -39,6 +39,16 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="ordinary clients may register skills in the namespace of their own cache salt",
     )
+    parser.add_argument(
+        "--kvedit-exact",
+        action="store_true",
+        help="exact KV of the prompt as sent for every request (evaluation, RL)",
+    )
+    parser.add_argument(
+        "--kvedit-report",
+        choices=("on", "off"),
+        help="off: answers carry no report, GET /kvedit/requests/{id} still has it",
+    )
     parser.set_defaults(func=_serve, takes_server_flags=True)
 
 
@@ -46,8 +56,10 @@ def _serve(args: argparse.Namespace) -> int:
     flags = list(args.server_flags)
     if args.model_path is not None:
         flags += ["--model-path", args.model_path]
-    for name in ("stock", "kvedit_open", "kvedit_client_skills"):
+    for name in ("stock", "kvedit_open", "kvedit_client_skills", "kvedit_exact"):
         if getattr(args, name):
             flags.append("--" + name.replace("_", "-"))
+    if args.kvedit_report is not None:
+        flags += ["--kvedit-report", args.kvedit_report]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", SERVER_MODULE, *flags])

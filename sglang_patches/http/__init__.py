@@ -8,23 +8,26 @@ from __future__ import annotations
 from typing import Any
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+_ROUTES = "sglang.srt.entrypoints"
 
 
 def register_http_hooks(registry: Any, hook_type: Any) -> None:
     """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
-    from sglang_patches.http import auth, intake, openai, reports
+    from sglang_patches.http import auth, intake, openai, otherids, reports, wire
 
     around = {
         f"{_MANAGER}.generate_request": intake.generate_request,
         f"{_MANAGER}.update_request_meta_info": reports.keep_report,
         f"{_MANAGER}._handle_abort_finish_reason": reports.raise_refusal,
-        "sglang.srt.entrypoints.openai.serving_base.OpenAIServingBase.handle_request": (
-            openai.add_report
-        ),
+        f"{_ROUTES}.openai.serving_base.OpenAIServingBase.handle_request": openai.add_report,
+        f"{_ROUTES}.anthropic.serving.AnthropicServing.handle_messages": otherids.keep_message,
+        f"{_ROUTES}.ollama.serving.OllamaServing.handle_chat": otherids.name_answer,
+        f"{_ROUTES}.ollama.serving.OllamaServing.handle_generate": otherids.name_answer,
         "sglang.srt.utils.auth.decide_request_auth": auth.decide,
     }
     for target, hook in around.items():
         registry.register(target, hook, hook_type.AROUND)
+    registry.register(f"{_MANAGER}._create_tokenized_object", wire.check_wire, hook_type.AFTER)
     registry.register(
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
         _add_routes,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import enum
 import hmac
 import ipaddress
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from kvedit.namespace import namespace_tag
 PREFIX = "/kvedit"
 # A request that passed a proxy or was sent by a web page is not the operator of this host.
 _FOREIGN_HEADERS = ("origin", "forwarded", "x-forwarded-for", "x-real-ip", "via")
+_AUTHORITY = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9.-]+))(?::[0-9]+)?")
 
 
 class Role(enum.Enum):
@@ -75,16 +77,31 @@ class Door:
         return Role.ADMIN if self.open or local else Role.CLIENT
 
 
-def is_local(host: str | None, headers: Mapping[str, str]) -> bool:
-    """Whether a request came straight from a program on this host."""
-    if host is None or any(name in headers for name in _FOREIGN_HEADERS):
+def is_local(peer: str | None, headers: Mapping[str, str]) -> bool:
+    """Whether a request came straight from a program on this host, and by a name of this host: a
+    web page that lets its own name resolve to 127.0.0.1 reaches us too."""
+    if peer is None or any(name in headers for name in _FOREIGN_HEADERS):
         return False
+    return _is_loopback(peer) and _names_loopback(headers.get("host", ""))
+
+
+def _names_loopback(authority: str) -> bool:
+    """Whether a Host header is "localhost" or a loopback address, with or without a port."""
+    spelled = _AUTHORITY.fullmatch(authority)
+    if spelled is None:
+        return False
+    if spelled["name"] is not None:
+        return spelled["name"].lower() == "localhost" or _is_loopback(spelled["name"])
+    return _is_loopback(spelled["ipv6"])
+
+
+def _is_loopback(host: str) -> bool:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return False
     mapped = getattr(address, "ipv4_mapped", None)  # exists on IPv6 addresses only
-    return (mapped or address).is_loopback
+    return bool((mapped or address).is_loopback)
 
 
 def decide(original: Callable[..., Any], **request: Any) -> Any:

@@ -9,12 +9,13 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
-from kvedit.options import parse_options
 from sglang_patches.http import compiling
+from sglang_patches.http.answer import Answer, answer_of, answered
 from sglang_patches.http.reports import Refused
 from sglang_patches.http.service import is_enabled, service_of
+from sglang_patches.http.strings import check_strings
+from sglang_patches.http.wishes import settled
 
-KEY = "kvedit"
 _ID_LISTS = (list, tuple, array)
 
 
@@ -22,20 +23,35 @@ def generate_request(
     original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any = None
 ) -> AsyncGenerator[Any, None]:
     """AROUND ``TokenizerManager.generate_request`` (an async generator, so is the answer)."""
+    from sglang.srt.managers.io_struct import GenerateReqInput
+
     if not is_enabled(manager) or compiling.is_own(obj):
         return original(manager, obj, request)
-    return _checked(original, manager, obj, request)
+    answer = answer_of(request)
+    outputs = _checked(original, manager, obj, request, answer)
+    if not isinstance(obj, GenerateReqInput):
+        return outputs
+    return answered(outputs, manager, obj, answer)
 
 
 async def _checked(
-    original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any
+    original: Callable[..., AsyncGenerator[Any, None]],
+    manager: Any,
+    obj: Any,
+    request: Any,
+    answer: Answer,
 ) -> AsyncGenerator[Any, None]:
     from sglang.srt.managers.io_struct import GenerateReqInput
 
+    service = service_of(manager)
     check_prompt(obj.input_ids, manager.model_config.vocab_size)
     check_overrides(obj.positional_embed_overrides)
+    check_strings(obj, is_used=service.is_used)
     if isinstance(obj, GenerateReqInput):
-        obj.sampling_params = normalised(obj.sampling_params)
+        is_exact = service.config.exact or answer.is_echo
+        obj.sampling_params = settled(obj, is_exact=is_exact)
+        if obj.rid is None:
+            obj.rid = answer.rid
     # Closed with ours, not by the collector: the host's clean-up hangs on it.
     try:
         async with aclosing(original(manager, obj, request)) as outputs:
@@ -96,26 +112,3 @@ def _check_ids(ids: Any, vocab_size: int, field: str) -> None:
     if ids and set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < vocab_size:
         return  # three loops in C: about 3 ms for a prompt of 32k ids
     check_ids(ids, vocab_size, len(ids), field=field)
-
-
-def normalised(sampling_params: Any) -> Any:
-    """``sampling_params`` (None, one or a list) with each ``custom_params.kvedit`` checked.
-
-    It goes on as one JSON string: a nested object kills the scheduler under msgpack IPC. What the
-    caller passed is never changed, n samples and other requests may share it. Raises BadRequest.
-    """
-    if isinstance(sampling_params, list):
-        return [_normalised_one(params) for params in sampling_params]
-    return _normalised_one(sampling_params)
-
-
-def _normalised_one(params: Any) -> Any:
-    if not isinstance(params, dict) or params.get("custom_params") is None:
-        return params
-    custom = params["custom_params"]
-    if not isinstance(custom, dict):
-        raise BadRequest(f"custom_params: expected an object, got {type(custom).__name__}")
-    if KEY not in custom:
-        return params
-    options = parse_options(custom[KEY])
-    return {**params, "custom_params": {**custom, KEY: options.to_json()}}

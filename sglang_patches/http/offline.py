@@ -51,7 +51,7 @@ class Offline:
     ) -> Any:
         fields = self._service.fields
         if (method, name) == ("POST", ""):
-            return await fields.declare(body, caller, self._chat)
+            return await self._service.declare(body, caller, self._chat)
         if (method, name) == ("GET", ""):
             return await fields.listed(caller)
         if method == "GET":

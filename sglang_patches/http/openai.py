@@ -1,4 +1,8 @@
-"""Reports on the OpenAI routes: ``metadata.kvedit``, or one ``sglext`` chunk when streaming."""
+"""Reports on the OpenAI routes: ``metadata.kvedit`` of an answer, ``sglext.kvedit`` of a stream.
+
+A stream never gains an event. Its report rides in the usage event where the client asked for one,
+else in the finish event where its options ask for a report; otherwise it stays as it is.
+"""
 
 from __future__ import annotations
 
@@ -7,79 +11,100 @@ from typing import Any
 
 import orjson
 
-from kvedit.namespace import namespace_tag
 from sglang_patches.guard import boundary, trip
-from sglang_patches.http.ring import ReportRing
-from sglang_patches.http.service import service_of
+from sglang_patches.http.answer import Answer, answer_of
+from sglang_patches.http.service import SkillService, is_enabled, service_of
+from sglang_patches.http.wishes import KEY
 
 _DATA = "data: "
-_DONE = "data: [DONE]"
+# As the host spells them; a quote inside a text is escaped, so no answer can spell them.
+_NO_CHOICES = '"choices":[]'
+_USAGE = '"usage":{'
+_FINISH = '"finish_reason":"'
 
 
 async def add_report(
     original: Callable[..., Awaitable[Any]], handler: Any, request: Any, raw_request: Any
 ) -> Any:
     """AROUND ``OpenAIServingBase.handle_request``. An error here costs the report only."""
+    if not is_enabled(handler.tokenizer_manager):
+        return await original(handler, request, raw_request)
+    answer = answer_of(raw_request)
+    answer.is_echo = _is_echo(request)
     response = await original(handler, request, raw_request)
+    service = service_of(handler.tokenizer_manager)
     with boundary("openai_report", lambda: None):
         trip("openai_report")
-        namespace = _namespace(request)
-        if namespace is not None:
-            _attach(response, namespace, service_of(handler.tokenizer_manager).reports)
+        _attach(response, request, answer, service)
     return response
 
 
-def _namespace(request: Any) -> str | None:
-    """Of the first prompt, whose report an answer carries; None for routes that do not generate."""
-    from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
+def _is_echo(request: Any) -> bool:
+    from sglang.srt.entrypoints.openai.protocol import CompletionRequest
 
-    if not isinstance(request, (ChatCompletionRequest, CompletionRequest)):
-        return None
-    salt, key = (
-        value[0] if isinstance(value, list) and value else value
-        for value in (request.cache_salt, request.extra_key)
-    )
-    return namespace_tag(salt or None, key or None, None)
+    return isinstance(request, CompletionRequest) and bool(request.echo)
 
 
-def _attach(response: Any, namespace: str, ring: ReportRing) -> None:
+def _attach(response: Any, request: Any, answer: Answer, service: SkillService) -> None:
     from fastapi.responses import StreamingResponse
     from sglang.srt.entrypoints.openai.protocol import ChatCompletionResponse, CompletionResponse
 
     if isinstance(response, StreamingResponse):
-        response.body_iterator = with_report(response.body_iterator, namespace, ring)
+        if service.config.reports:
+            _attach_to_stream(response, request, answer)
     elif isinstance(response, (ChatCompletionResponse, CompletionResponse)):
-        report = ring.find(response.id, namespace)
-        if report is not None:
-            response.metadata = {**(response.metadata or {}), "kvedit": report}
+        report = answer.report()
+        if report is None:
+            return
+        if "prompts" in report:  # the first prompt's own report is there already, by the same id
+            service.reports.put(response.id, answer.namespace, report)
+        if service.config.reports:
+            response.metadata = {**(response.metadata or {}), KEY: report}
 
 
-async def with_report(chunks: Any, namespace: str, ring: ReportRing) -> AsyncIterator[Any]:
-    """The server-sent events of one answer, with our chunk in front of the last event.
+def _attach_to_stream(response: Any, request: Any, answer: Answer) -> None:
+    options = request.stream_options
+    if options is not None and options.include_usage:
+        response.body_iterator = in_usage(response.body_iterator, answer)
+    elif answer.asked:
+        response.body_iterator = in_finish(response.body_iterator, answer)
 
-    The id of the answer is the id of its request; the first chunk that has one gives it.
-    """
-    head: dict[str, Any] | None = None
+
+async def in_usage(events: Any, answer: Answer) -> AsyncIterator[Any]:
+    """``events`` with the report in the one that has the usage of the whole answer."""
     try:
-        async for chunk in chunks:
-            text = chunk.decode() if isinstance(chunk, bytes) else chunk
-            if head is None:
-                head = _head(text)
-            elif text.startswith(_DONE):
-                report = ring.find(head["id"], namespace)
-                if report is not None:
-                    ours = {**head, "choices": [], "sglext": {"kvedit": report}}
-                    yield _DATA + orjson.dumps(ours).decode() + "\n\n"
-            yield chunk
+        async for event in events:
+            text = _text(event)
+            is_usage = _NO_CHOICES in text and _USAGE in text
+            yield _with_report(text, answer) if is_usage else event
     finally:
-        await chunks.aclose()
+        await events.aclose()
 
 
-def _head(event: str) -> dict[str, Any] | None:
-    """id, object, created and model of an event; None for an event that is no chunk."""
-    if not event.startswith(_DATA + "{"):
-        return None
-    first_line = event[len(_DATA) :].split("\n", 1)[0]
-    value = orjson.loads(first_line)
-    fields = ("id", "object", "created", "model")
-    return {key: value[key] for key in fields} if all(key in value for key in fields) else None
+async def in_finish(events: Any, answer: Answer) -> AsyncIterator[Any]:
+    """``events`` with the report in the first that ends a choice once all prompts have one."""
+    is_done = False
+    try:
+        async for event in events:
+            text = _text(event)
+            if not is_done and _FINISH in text and answer.is_complete:
+                is_done, event = True, _with_report(text, answer)
+            yield event
+    finally:
+        await events.aclose()
+
+
+def _text(event: Any) -> str:
+    return event.decode() if isinstance(event, bytes) else event
+
+
+def _with_report(event: str, answer: Answer) -> str:
+    """An event as it was, with our key behind its own. An error here costs the report only."""
+    result = event
+    with boundary("openai_report", lambda: None):
+        report = answer.report()
+        if report is not None:
+            value = orjson.loads(event.removeprefix(_DATA))
+            value["sglext"] = {**(value.get("sglext") or {}), KEY: report}
+            result = _DATA + orjson.dumps(value).decode() + "\n\n"
+    return result

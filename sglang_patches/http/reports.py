@@ -8,10 +8,9 @@ from typing import Any
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from sglang_patches.guard import boundary, trip
-from sglang_patches.http import compiling
 from sglang_patches.http.service import service_of
+from sglang_patches.http.wishes import KEY
 
-KEY = "kvedit"
 EVICTED = "evicted"  # segment numbers in a report that are ours to recompile, not the client's
 
 
@@ -38,27 +37,24 @@ def keep_report(
 ) -> None:
     """AROUND ``TokenizerManager.update_request_meta_info``: ring, recompiles, and no empty list.
 
-    Runs in the loop that serves every request: an error here must not end it.
+    The host does not see our key: it would repeat it, empty too, in every event of a stream. Runs
+    in the loop that serves every request: an error here must not end it.
     """
-    original(manager, meta_info, state, customized_info, index, finish_reason)
+    others = {key: values for key, values in customized_info.items() if key != KEY}
+    original(manager, meta_info, state, others, index, finish_reason)
     with boundary("report", lambda: meta_info.pop(KEY, None)):
         trip("report")
-        _keep(manager, meta_info, state, finish_reason)
+        reports = customized_info.get(KEY)
+        if reports and reports[index]:  # of another request of the batch, or of this one
+            meta_info[KEY] = list(reports[index])
+            _keep(manager, meta_info[KEY][0], state, finish_reason)
 
 
 def _keep(
-    manager: Any, meta_info: dict[str, Any], state: Any, finish_reason: dict[str, Any] | None
+    manager: Any, report: dict[str, Any], state: Any, finish_reason: dict[str, Any] | None
 ) -> None:
-    if KEY not in meta_info:
-        return
-    if not meta_info[KEY]:  # another request of the batch has a report, this one has none
-        del meta_info[KEY]
-        return
-    if compiling.is_own(state.obj):
-        return
-    report = meta_info[KEY][0]
-    if finish_reason is not None and finish_reason.get("type") == "abort":
-        return  # the report of a refusal is not shown: raise_refusal reads it
+    if is_refusal(finish_reason or {}):
+        return  # its report is not shown: raise_refusal reads it
     service = service_of(manager)
     evicted = report.pop(EVICTED, ())
     if evicted:
@@ -71,6 +67,11 @@ def _namespace(request: Any) -> str:
     return namespace_tag(request.cache_salt, request.extra_key, None)
 
 
+def is_refusal(finish_reason: dict[str, Any]) -> bool:
+    """Whether a request ended because we refused it."""
+    return str(finish_reason.get("err_type")).startswith("KvEdit")
+
+
 async def raise_refusal(
     original: Callable[..., Awaitable[Any]], manager: Any, out: Any, state: Any, is_stream: bool
 ) -> Any:
@@ -79,7 +80,7 @@ async def raise_refusal(
     Without it a refused streaming request answers 200 with a token that means nothing.
     """
     finish = out["meta_info"]["finish_reason"]
-    if not str(finish.get("err_type")).startswith("KvEdit"):
+    if not is_refusal(finish):
         return await original(manager, out, state, is_stream)
     from fastapi import HTTPException
 

@@ -3,36 +3,54 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, cast
+
+import orjson
 
 from kvedit.errors import NotFound
+from kvedit.report import without_values
+
+MAX_BYTES = 64 * 1024 * 1024  # of reports as JSON, with their ids
 
 
 class ReportRing:
-    """Keeps ``size`` reports. A report is shown to the namespace whose request made it."""
+    """Keeps ``size`` reports, and less where they are long.
 
-    def __init__(self, size: int) -> None:
+    A report is shown to whoever names its request from inside its namespace, and clients choose
+    ids that others may guess: it holds no value of a prompt and nothing that proves anything.
+    """
+
+    def __init__(self, size: int, max_bytes: int = MAX_BYTES) -> None:
         self._size = size
-        # Clients choose request ids, so an id means something only inside its namespace.
-        self._reports: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        # An id means something only inside its namespace.
+        self._reports: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
     def put(self, request_id: str, namespace: str, report: dict[str, Any]) -> None:
         """Keep ``report``; a client may use its request id again, the last request counts."""
-        self._reports[namespace, request_id] = report
-        self._reports.move_to_end((namespace, request_id))
-        while len(self._reports) > self._size:
-            self._reports.popitem(last=False)
+        key = namespace, request_id
+        self._drop(key)
+        self._reports[key] = orjson.dumps(without_values(report))
+        self._num_bytes += _num_bytes(key, self._reports[key])
+        while len(self._reports) > self._size or self._num_bytes > self._max_bytes:
+            self._drop(next(iter(self._reports)))
 
     def get(self, request_id: str, namespace: str) -> dict[str, Any]:
         """Raises NotFound, in the same words for an id of another namespace."""
-        report = self.find(request_id, namespace)
+        report = self._reports.get((namespace, request_id))
         if report is None:
             raise NotFound(
                 f"kvedit: request {request_id[:200]!r}: expected the id of a recent request of "
                 "this namespace, got an unknown one"
             )
-        return report
+        return cast(dict[str, Any], orjson.loads(report))
 
-    def find(self, request_id: str, namespace: str) -> dict[str, Any] | None:
-        """The report, or None: for answers on their way to the client that sent the request."""
-        return self._reports.get((namespace, request_id))
+    def _drop(self, key: tuple[str, str]) -> None:
+        report = self._reports.pop(key, None)
+        if report is not None:
+            self._num_bytes -= _num_bytes(key, report)
+
+
+def _num_bytes(key: tuple[str, str], report: bytes) -> int:
+    return sum(map(len, key)) + len(report)

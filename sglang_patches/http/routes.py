@@ -47,7 +47,7 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
     async def declare(request: Request, caller: Caller) -> Any:
         caller.require_admin("fields")  # before a body of megabytes is read
         body = await read_json(request)
-        return await fields.declare(body, caller, lambda: request.app.state.openai_serving_chat)
+        return await service.declare(body, caller, lambda: request.app.state.openai_serving_chat)
 
     async def fields_listed(request: Request, caller: Caller) -> Any:
         return await fields.listed(caller)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -23,7 +24,7 @@ from sglang_patches.http.recompile import Recompiler
 from sglang_patches.http.ring import ReportRing
 
 BACKEND = "kvedit"
-HTTP_HOOKS = ("report", "openai_report")  # hooks of this process that tests can make fail
+HTTP_HOOKS = ("answer", "report", "openai_report")  # hooks of this process that tests can make fail
 
 
 class SkillService:
@@ -31,6 +32,7 @@ class SkillService:
 
     def __init__(self, tokenizer_manager: Any, config: Config) -> None:
         self.config = config
+        self.is_used = False  # whether somebody ever wanted a skill or a field here
         self.reports = ReportRing(config.ring_size)
         self._manager = tokenizer_manager
         # Names the skills' own tree namespace. It reaches the scheduler in commands only: server
@@ -56,6 +58,7 @@ class SkillService:
         """
         wanted = parse_registration(body)
         _check_rights(wanted, caller, self.config)
+        self.is_used = True
         prefix = tokens.compile_prefix(self._manager.tokenizer)
         ids = await tokens.skill_ids(
             self._manager, wanted.text, wanted.input_ids, num_prefix=len(prefix)
@@ -67,6 +70,12 @@ class SkillService:
         self._tasks.add(task)
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
+
+    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> dict[str, Any]:
+        """Declare a field (see :class:`FieldService`)."""
+        caller.require_admin("fields")
+        self.is_used = True
+        return await self.fields.declare(body, caller, chat)
 
     async def listed(self, caller: Caller, *, everything: bool = False) -> dict[str, Any]:
         """Views of the caller's namespace and of the shared skills; of all for an admin."""
@@ -103,6 +112,7 @@ class SkillService:
     async def status(self, caller: Caller) -> dict[str, Any]:
         """Counts of skills, counters, the pool and, for an admin, where events come out."""
         answer = await self._mirror.read({"op": "status"})
+        answer = {**answer, "exact": self.config.exact, "reports": self.config.reports}
         return answer if caller.admin else {k: v for k, v in answer.items() if k != "events"}
 
     async def tree(self, caller: Caller) -> dict[str, Any]:

@@ -98,12 +98,15 @@ def answers(engine: Any, client: Any) -> dict[str, Any]:
     params = {"max_new_tokens": 3, "temperature": 0}
     prompt = "They ask for their money. " + TEXT + " So?"
     whole = engine.generate(prompt, params, cache_salt="tenant", rid="asked")
-    stream = engine.generate(prompt, params, cache_salt="tenant", stream=True)
+    asking = {**params, "custom_params": {"kvedit": {"report": True}}}
+    stream = engine.generate(prompt, asking, cache_salt="tenant", stream=True)
+    plain = engine.generate(prompt, params, cache_salt="tenant", stream=True)
     return {
         "whole": whole["meta_info"],
         "report": client.report("asked", namespace="tenant"),
         "report_elsewhere": error_of(lambda: client.report("asked")),
         "stream": [chunk["meta_info"] for chunk in stream],
+        "plain_stream": [chunk["meta_info"] for chunk in plain],
         "elsewhere": engine.generate(prompt, params)["meta_info"],
     }
 

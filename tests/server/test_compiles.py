@@ -74,7 +74,7 @@ def test_require_waits_on_the_openai_routes_too(server: Server, evicted: str, st
         "prompt": prompt(evicted),
         "max_tokens": 1,
         "stream": stream,
-        "custom_params": {"kvedit": require(evicted)},
+        "custom_params": {"kvedit": {**require(evicted), "report": True}},
     }
     answer = server.call("POST", "/v1/completions", body)
     if stream:

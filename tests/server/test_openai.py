@@ -102,6 +102,9 @@ def generate_body(text: Any, **fields: Any) -> dict[str, Any]:
     return {"text": text, "sampling_params": {"max_new_tokens": 3, "temperature": 0}, **fields}
 
 
+GREEDY_NATIVE = {"max_new_tokens": 3, "temperature": 0}
+
+
 def messages(skill: Skill, seed: Any) -> list[dict[str, str]]:
     return [
         {"role": "system", "content": f"{english(seed, 2)}\n\nRules:\n{skill.text}\n\nBe brief."},
@@ -126,22 +129,38 @@ def test_chat_and_completions_carry_the_report_in_metadata(server: Server, skill
         assert again["metadata"]["kvedit"]["computed"] == 1
 
 
-def test_a_stream_ends_with_one_chunk_that_carries_the_report(server: Server, skill: Skill) -> None:
-    bodies = {
-        "/v1/chat/completions": {"messages": messages(skill, "chat stream")},
-        "/v1/completions": {"prompt": english("stream", 2) + "\n" + skill.text + "\n"},
-    }
-    for path, body in bodies.items():
-        options = {"stream": True, "stream_options": {"include_usage": True}}
-        *chunks, done = events(server, path, {"model": "default", **GREEDY, **options, **body})
+STREAMED = {"stream": True, **GREEDY}
+USAGE = {"stream_options": {"include_usage": True}}
+ASKS = {"custom_params": {"kvedit": {"report": True}}}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_carries_its_report_in_an_event_it_has_anyway(
+    server: Server, skill: Skill, path: str
+) -> None:
+    """In the usage event where there is one, in the finish event where a report is asked for."""
+    if path == "/v1/completions":
+        body: dict[str, Any] = {"prompt": english("stream", 2) + "\n" + skill.text + "\n"}
+    else:
+        body = {"messages": messages(skill, "chat stream")}
+    body = {"model": "default", **STREAMED, **body}
+    for wanted, carries in (({**USAGE}, "usage"), ({**USAGE, **ASKS}, "usage"), (ASKS, "finish")):
+        *chunks, done = events(server, path, {**body, **wanted})
         assert done == "[DONE]"
-        *others, last = map(json.loads, chunks)
-        assert last["choices"] == []
-        assert {last["id"]} == {chunk["id"] for chunk in others}
-        assert not any("kvedit" in json.dumps(chunk) for chunk in others)
-        [usage] = [chunk["usage"] for chunk in others if chunk.get("usage")]
-        assert_spliced(last["sglext"]["kvedit"], skill, usage["prompt_tokens"])
-        assert server.call("GET", f"/kvedit/requests/{last['id']}") == last["sglext"]["kvedit"]
+        sent = [json.loads(chunk) for chunk in chunks]
+        [with_report] = [chunk for chunk in sent if "kvedit" in json.dumps(chunk)]
+        report = with_report["sglext"]["kvedit"]
+        assert list(with_report)[-1] == "sglext"
+        if carries == "usage":
+            assert with_report is sent[-1] and with_report["choices"] == []
+            usage = with_report["usage"]
+            assert sum(report[kind] for kind in CLASSES) == usage["prompt_tokens"]
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert cached == usage["prompt_tokens"] - report["computed"]
+        else:
+            assert with_report["choices"][0]["finish_reason"] == "length"
+        assert report["spans"][0]["skill"] == skill.name
+        assert server.call("GET", f"/kvedit/requests/{with_report['id']}") == report
 
 
 def events(server: Server, path: str, body: dict[str, Any]) -> list[str]:
@@ -160,7 +179,7 @@ def test_the_openai_client_sees_reports_and_refusals(client: openai.OpenAI, skil
     fields["extra_body"] = {"custom_params": {"kvedit": wants}}
     answer = chat.create(**fields)
     assert_spliced(answer.metadata["kvedit"], skill, answer.usage.prompt_tokens)
-    *_, last = chat.create(**fields, stream=True)
+    *_, last = chat.create(**fields, stream=True, stream_options={"include_usage": True})
     assert last.choices == [] and last.sglext["kvedit"]["composed"] > 0
     off = {"custom_params": {"kvedit": {"splice": "off"}}}
     answer = chat.create(**{**fields, "extra_body": off})
@@ -197,13 +216,53 @@ def test_an_unmet_require_on_generate(server: Server, skill: Skill) -> None:
     assert done == "[DONE]"
 
 
-def test_generate_streams_the_report_with_every_chunk(server: Server, skill: Skill) -> None:
+def test_a_generate_stream_that_asks_has_its_report_in_the_last_event(
+    server: Server, skill: Skill
+) -> None:
     text = english("generate stream", 2) + skill.text + " So?"
-    *chunks, done = events(server, "/generate", generate_body(text, stream=True))
-    assert done == "[DONE]" and chunks
-    reports = [json.loads(chunk)["meta_info"]["kvedit"] for chunk in chunks]
-    assert all(report == reports[0] for report in reports) and len(reports[0]) == 1
-    assert_spliced(reports[0][0], skill, json.loads(chunks[-1])["meta_info"]["prompt_tokens"])
+    body = generate_body(text, stream=True)
+    body["sampling_params"] |= ASKS
+    *chunks, done = events(server, "/generate", body)
+    *before, last = [json.loads(chunk)["meta_info"] for chunk in chunks]
+    assert done == "[DONE]" and not any("kvedit" in meta for meta in before)
+    [report] = last["kvedit"]
+    assert_spliced(report, skill, last["prompt_tokens"])
+
+
+def test_several_prompts_have_one_object_that_adds_up_to_the_usage(
+    server: Server, skill: Skill
+) -> None:
+    prompts = [english("several", 2) + skill.text + " So?", english("several plain", 8)]
+    body = {"model": "default", "prompt": prompts, "n": 2, **GREEDY}
+    before = server.status()["counters"]["tokens"]
+    answer = server.call("POST", "/v1/completions", body)
+    after = server.status()["counters"]["tokens"]
+    whole, usage = answer["metadata"]["kvedit"], answer["usage"]
+    assert len(answer["choices"]) == 4 and len(whole["prompts"]) == 2
+    assert sum(whole[kind] for kind in CLASSES) == usage["prompt_tokens"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert usage["prompt_tokens"] - whole["computed"] == cached
+    assert [one["spans"] != [] for one in whole["prompts"]] == [True, False]
+    assert server.call("GET", f"/kvedit/requests/{answer['id']}") == whole
+    counted = sum(after[kind] - before[kind] for kind in CLASSES)
+    assert counted == 2 * usage["prompt_tokens"], "two samples of each, and no warmer of the host"
+    *chunks, _ = events(server, "/v1/completions", {**body, "stream": True, **USAGE})
+    streamed = json.loads(chunks[-1])
+    assert sum(streamed["sglext"]["kvedit"][kind] for kind in CLASSES) == usage["prompt_tokens"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_tokens_of_requests_that_want_none_are_counted(
+    server: Server, skill: Skill, n: int
+) -> None:
+    body = generate_body(english(("no tokens", n), 3))
+    body["sampling_params"] |= {"max_new_tokens": 0, "n": n}
+    before = server.status()["counters"]["tokens"]
+    answers = server.call("POST", "/generate", body)
+    after = server.status()["counters"]["tokens"]
+    answers = answers if n > 1 else [answers]
+    num_tokens = sum(answer["meta_info"]["prompt_tokens"] for answer in answers)
+    assert sum(after[kind] - before[kind] for kind in CLASSES) == num_tokens > 0
 
 
 def test_a_batch_has_one_report_for_each_prompt(server: Server, skill: Skill) -> None:
@@ -224,15 +283,58 @@ def test_logprobs_of_the_answer_do_not_stop_a_splice(server: Server, skill: Skil
     assert [token_id for _, token_id, _ in logprobs] == raw["output_ids"]
 
 
-def test_input_logprobs_hold_a_splice_back_from_where_they_start(
-    server: Server, skill: Skill
-) -> None:
-    text = english("input logprob", 2) + skill.text + " So?"
-    body = generate_body(text, return_logprob=True, logprob_start_len=0)
+EXACT = [{"skill": "", "reason": "exact"}]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"return_logprob": True, "logprob_start_len": 0},
+        {"return_logprob": True, "sampling_params": {"max_new_tokens": 0}},
+        {"sampling_params": {"custom_params": {"kvedit": {"exact": True}}}},
+    ],
+    ids=["prompt logprobs", "no tokens", "option"],
+)
+def test_scoring_reads_exact_kv_only(server: Server, skill: Skill, fields: dict[str, Any]) -> None:
+    text = english(("scoring", str(fields)), 2) + skill.text + " So?"
+    body = generate_body(text)
+    body = {
+        **body,
+        **fields,
+        "sampling_params": {**GREEDY_NATIVE, **fields.get("sampling_params", {})},
+    }
     raw = server.call("POST", "/generate", body)
     [report] = raw["meta_info"]["kvedit"]
-    assert report["composed"] == 0 and report["spans"] == []
-    assert len(raw["meta_info"]["input_token_logprobs"]) == raw["meta_info"]["prompt_tokens"]
+    assert (report["composed"], report["spans"], report["refused"]) == (0, [], EXACT)
+    if "logprob_start_len" in fields:
+        assert len(raw["meta_info"]["input_token_logprobs"]) == raw["meta_info"]["prompt_tokens"]
+
+
+def test_scoring_routes_are_exact_and_counted(server: Server, skill: Skill) -> None:
+    echo = {"model": "default", "prompt": english("echo", 2) + skill.text, "echo": True, **GREEDY}
+    answer = server.call("POST", "/v1/completions", echo)
+    assert answer["metadata"]["kvedit"]["refused"] == EXACT
+    query = english("score", 2) + skill.text + " So?"
+    body = {"model": "m", "query": query, "items": [" yes", " no"], "label_token_ids": [5, 6]}
+    before = server.status()["counters"]["tokens"]
+    answer = server.call("POST", "/v1/score", body)
+    after = server.status()["counters"]["tokens"]
+    assert after["composed"] == before["composed"]
+    counted = sum(after[kind] - before[kind] for kind in CLASSES)
+    assert counted == answer["usage"]["prompt_tokens"] > 0
+    chat = {"model": "default", "messages": messages(skill, "chat logprobs"), **GREEDY}
+    answer = server.call("POST", "/v1/chat/completions", {**chat, "logprobs": True})
+    assert answer["metadata"]["kvedit"]["composed"] > 0, "logprobs of an answer are not scoring"
+
+
+def test_require_and_exact_exclude_each_other(server: Server, skill: Skill) -> None:
+    wants = {"splice": "require", "skills": [skill.name]}
+    body = generate_body(skill.text, return_logprob=True, logprob_start_len=0)
+    body["sampling_params"]["custom_params"] = {"kvedit": wants}
+    status, message = server.status_of("POST", "/generate", body)
+    assert status == 400 and "custom_params.kvedit.splice: expected" in message
+    echo = {"model": "m", "prompt": skill.text, "echo": True, "custom_params": {"kvedit": wants}}
+    assert server.status_of("POST", "/v1/completions", echo)[0] == 400
 
 
 def test_a_salted_chat_sees_skills_of_its_salt_only(server: Server, skill: Skill) -> None:

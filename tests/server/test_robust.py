@@ -108,7 +108,7 @@ def test_two_requests_that_need_a_boundary_at_once(servers: ServerPool) -> None:
 
 @pytest.mark.parametrize("place", ["front", "first token", "inside", "last token", "behind"])
 def test_input_logprobs_from_anywhere(serves_on: Server, mine: Canary, place: str) -> None:
-    """Tokens whose logprobs are wanted are computed, the ones in front may be composed."""
+    """They are those of exact KV: nothing is composed, in front of them neither."""
     prompt = mine.prompt(("logprobs", place))
     first = len(prompt) - len(question(0)) - len(mine.skill)
     start = {
@@ -121,12 +121,8 @@ def test_input_logprobs_from_anywhere(serves_on: Server, mine: Canary, place: st
     answer = serves_on.generate(prompt, num_new=NUM_NEW, top=1, logprob_start_len=start)
     assert mine.answered(answer)
     assert len(answer.meta["input_token_logprobs"]) == len(prompt) - start
-    assert all(span["stop"] <= start for span in answer.report["spans"])
-    key = fresh_name()
-    plain = serves_on.generate(
-        prompt, num_new=NUM_NEW, top=1, logprob_start_len=start, extra_key=key
-    )
-    assert len(plain.meta["input_token_logprobs"]) == len(prompt) - start
+    assert (answer.report["spans"], answer.report["composed"]) == ([], 0)
+    assert answer.report["refused"] == [{"skill": "", "reason": "exact"}]
     quiet(serves_on)
 
 

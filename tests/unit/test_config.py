@@ -28,6 +28,8 @@ def test_every_variable_reaches_its_setting():
             "KVEDIT_CLIENT_MAX_TOKENS": "7",
             "KVEDIT_CLIENT_RATE": "8",
             "KVEDIT_RING_SIZE": "11",
+            "KVEDIT_EXACT": "1",
+            "KVEDIT_REPORT": "off",
             "KVEDIT_HOME": "/somewhere",
         }
     )
@@ -44,6 +46,8 @@ def test_every_variable_reaches_its_setting():
         client_max_tokens=7,
         client_rate_per_minute=8,
         ring_size=11,
+        exact=True,
+        reports=False,
         home=Path("/somewhere"),
     )
     same = [f.name for f in fields(Config) if getattr(config, f.name) == getattr(Config(), f.name)]
@@ -57,6 +61,7 @@ def test_every_variable_reaches_its_setting():
         ("KVEDIT_PIN_FRACTION", "nan"),
         ("KVEDIT_COMPILE_WAIT", "-1"),
         ("KVEDIT_SEAM", "many"),
+        ("KVEDIT_REPORT", "maybe"),
         ("KVEDIT_SEAM", "-1"),
         ("KVEDIT_MIN_SPAN", "0"),
         ("KVEDIT_RING_SIZE", "0"),

@@ -77,14 +77,15 @@ def test_the_model_is_found_in_the_flags(argv: list[str], model: str | None) -> 
 @pytest.fixture
 def gpu_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "IS_CPU_HOST", False)
-    for name in ("SGLANG_PLUGINS", "KVEDIT_OPEN", "KVEDIT_CLIENT_SKILLS"):
+    ours = (*serve.OWN_FLAGS.values(), *serve.OWN_VALUES.values())
+    for name in ("SGLANG_PLUGINS", *ours):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.mark.usefixtures("gpu_host")
-def test_a_gpu_host_gets_two_flags_and_nothing_else() -> None:
+def test_a_gpu_host_gets_three_flags_and_nothing_else() -> None:
     flags = serve.launcher_arguments(["--model-path", "m", "--tp", "2"])
-    added = ["--radix-cache-backend", "kvedit", "--enable-metrics"]
+    added = ["--radix-cache-backend", "kvedit", "--enable-metrics", "--enable-cache-report"]
     assert flags == ["--model-path", "m", "--tp", "2", *added]
 
 
@@ -94,7 +95,7 @@ def test_stock_runs_without_our_plugin_but_with_the_cpu_one(
 ) -> None:
     monkeypatch.setattr(serve, "installed_plugins", lambda: ["kvedit", "kvedit_cpu", "other"])
     flags = serve.launcher_arguments(["--stock", "--model-path", "m"])
-    assert flags == ["--model-path", "m", "--enable-metrics"]
+    assert flags == ["--model-path", "m", "--enable-metrics", "--enable-cache-report"]
     assert serve.os.environ["SGLANG_PLUGINS"] == "other,kvedit_cpu"
     assert serve.plugins_without_kvedit("kvedit, mine") == "mine,kvedit_cpu"
     monkeypatch.delenv("SGLANG_PLUGINS")
@@ -107,3 +108,26 @@ def test_our_switches_become_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serve.os.environ["KVEDIT_OPEN"] == "1"
     assert "KVEDIT_CLIENT_SKILLS" not in serve.os.environ
     monkeypatch.delenv("KVEDIT_OPEN")
+
+
+@pytest.mark.usefixtures("gpu_host")
+@pytest.mark.parametrize("spelled", [["--kvedit-report", "off"], ["--kvedit-report=off"]])
+def test_our_flag_with_a_value_becomes_a_variable(
+    monkeypatch: pytest.MonkeyPatch, spelled: list[str]
+) -> None:
+    flags = serve.launcher_arguments([*spelled, "--kvedit-exact", "--model-path=m", "--tp", "2"])
+    assert flags[:3] == ["--model-path=m", "--tp", "2"]
+    assert (serve.os.environ["KVEDIT_REPORT"], serve.os.environ["KVEDIT_EXACT"]) == ("off", "1")
+    monkeypatch.delenv("KVEDIT_REPORT")
+    monkeypatch.delenv("KVEDIT_EXACT")
+
+
+def test_a_bad_value_of_ours_is_refused_before_the_host_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(serve, "problems_of", lambda _: [])
+    monkeypatch.setattr(serve.sys, "argv", ["serve"])
+    monkeypatch.setenv("KVEDIT_REPORT", "on")
+    with pytest.raises(SystemExit):
+        serve.main(["--stock", "--kvedit-report", "maybe"])
+    assert "KVEDIT_REPORT: expected on or off, got 'maybe'" in capsys.readouterr().err

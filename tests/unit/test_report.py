@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvedit.report import TokenSplit
+from kvedit.report import COUNTS, TokenSplit, joined, without_values
 from kvedit.spans import Refusal, cut, run_end
 from tests.unit.spans_of import span, whole
 
@@ -105,3 +105,25 @@ def test_every_chunk_length_gives_the_same_classes_of_a_fresh_splice(chunk):
         at = end
     assert classes(split) == (0, 45, 0, 35)
     assert (split.copied, split.repaired) == (45, 9)
+
+
+def report_with(computed: int, **fields: object) -> dict[str, object]:
+    counts = dict.fromkeys(COUNTS, 0)
+    return {**counts, "exact": 1, "computed": computed, "spans": [], "refused": [], **fields}
+
+
+def test_one_report_of_several_prompts_adds_up_and_holds_each() -> None:
+    one, two = report_with(3), report_with(4)
+    assert joined([one]) is one
+    both = joined([one, two])
+    assert (both["exact"], both["computed"]) == (2, 7)
+    assert both["prompts"] == [one, two] and "spans" not in both
+
+
+def test_a_report_without_values_keeps_places_and_counts() -> None:
+    line = {"field": "f", "start": 3, "stop": 5}
+    full = report_with(2, errata=[{**line, "text": "secret"}], conversation="token")
+    bare = report_with(2, errata=[line])
+    assert without_values(full) == bare
+    assert without_values(joined([full, full]))["prompts"] == [bare, bare]
+    assert full["errata"] == [{**line, "text": "secret"}], "the client's own report stays"

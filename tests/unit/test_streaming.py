@@ -27,6 +27,8 @@ def serve() -> Iterator[Callable[..., str]]:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 assert json.loads(body)["stream"] is True
+                options = json.loads(body)["sampling_params"]["custom_params"]["kvedit"]
+                assert json.loads(options)["report"] is True
                 self.send_response(status)
                 self.end_headers()
                 for line in lines:

@@ -168,6 +168,6 @@ def serve(manager: Manager) -> Any:
             from sglang.srt.utils.auth import add_api_key_middleware
 
             add_api_key_middleware(app, api_key=api_key, admin_api_key=admin_api_key)
-        return TestClient(app, client=(host, 40000)), service
+        return TestClient(app, "http://127.0.0.1", client=(host, 40000)), service
 
     return build

@@ -22,6 +22,7 @@ class Registry:
 class Kind:
     AROUND = "around"
     BEFORE = "before"
+    AFTER = "after"
 
 
 def hooks() -> dict[str, tuple[Any, str]]:
@@ -35,8 +36,8 @@ def test_the_hook_takes_the_parameters_of_the_installed_host(target: str) -> Non
     hook, kind = hooks()[target]
     host = inspect.signature(pkgutil.resolve_name(target))
     ours = list(inspect.signature(hook).parameters.values())
-    if kind == Kind.AROUND:
-        ours = ours[1:]  # the original
+    if kind in (Kind.AROUND, Kind.AFTER):
+        ours = ours[1:]  # the original, or its result
     if any(p.kind is p.VAR_KEYWORD for p in ours) and ours[0].kind is not ours[0].VAR_KEYWORD:
         ours = [p for p in ours if p.kind is p.POSITIONAL_OR_KEYWORD]
         names = list(host.parameters)[: len(ours)]

@@ -12,8 +12,9 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from kvedit.config import Config
 from kvedit.errors import BadRequest
-from sglang_patches.http import compiling, intake, service
+from sglang_patches.http import answer, compiling, intake, service
 from sglang_patches.http.reports import Refused
 
 
@@ -34,8 +35,8 @@ class Host:
             outcome = self.outcomes.pop(0) if self.outcomes else None
             if isinstance(outcome, Exception):
                 raise outcome
-            yield "first"
-            yield "second"
+            yield {"text": "first", "meta_info": {}}
+            yield {"text": "second", "meta_info": {}}
         finally:
             self.closed += 1
 
@@ -53,7 +54,8 @@ def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def send(host: Host, **fields: Any) -> list[Any]:
     async def drain() -> list[Any]:
-        return [output async for output in host.generate_request(GenerateReqInput(**fields))]
+        outputs = host.generate_request(GenerateReqInput(**fields))
+        return [output["text"] async for output in outputs]
 
     return asyncio.run(drain())
 
@@ -124,9 +126,9 @@ def test_options_go_on_as_one_string_and_the_callers_dicts_stay_as_they_were() -
 
 
 def test_params_without_our_key_are_the_very_same_object() -> None:
-    params = {"custom_params": {"mine": [1, [2]]}}
-    assert intake.normalised(params) is params
-    assert intake.normalised(None) is None
+    host, params = Host(), {"custom_params": {"mine": [1, [2]]}}
+    send(host, text="hi", sampling_params=params)
+    assert host.seen[0] is params
 
 
 def test_the_host_sees_its_generator_closed_when_the_reader_stops_early() -> None:
@@ -134,7 +136,7 @@ def test_the_host_sees_its_generator_closed_when_the_reader_stops_early() -> Non
 
     async def first_only() -> None:
         outputs = host.generate_request(GenerateReqInput(text="hi"))
-        assert await outputs.__anext__() == "first"
+        assert (await outputs.__anext__())["text"] == "first"
         await outputs.aclose()
         assert host.closed == 1
 
@@ -179,8 +181,11 @@ def service_with(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def build(is_ready: bool) -> Recompiles:
         recompiles = Recompiles(is_ready)
-        fake = SimpleNamespace(recompiler=recompiles, config=SimpleNamespace(compile_wait_s=10.0))
+        fake = SimpleNamespace(
+            recompiler=recompiles, config=Config(compile_wait_s=10.0), is_used=True
+        )
         monkeypatch.setattr(intake, "service_of", lambda _: fake)
+        monkeypatch.setattr(answer, "service_of", lambda _: fake)
         return recompiles
 
     return build

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from fastapi import HTTPException
 
 from kvedit.errors import Conflict, NotFound, Unavailable
 from kvedit.namespace import namespace_tag
-from sglang_patches.http import openai, reports, rpc
+from sglang_patches.http import reports, rpc
 from sglang_patches.http.ring import ReportRing
 
 REPORT = {"exact": 0, "composed": 7, "computed": 32, "spans": [], "refused": []}
@@ -48,6 +49,19 @@ def keep(value: Any, finish: Any = None, state: Any = None) -> dict[str, Any]:
     return meta_info
 
 
+def test_the_host_never_sees_our_key_and_keeps_the_others() -> None:
+    """What it sees it repeats in every later event of a stream, empty too."""
+    seen: list[Any] = []
+
+    def original(_m: Any, _meta: Any, _s: Any, info: Any, _i: int, _f: Any) -> None:
+        seen.append(info)
+
+    meta_info: dict[str, Any] = {}
+    info = {"kvedit": [[], [dict(REPORT)]], "other": [[1], [2]]}
+    reports.keep_report(original, Host(), meta_info, state_of(), info, 0, None)
+    assert seen == [{"other": [[1], [2]]}] and meta_info == {}
+
+
 def test_a_report_stays_a_list_of_one_and_is_found_by_its_own_namespace(service: Any) -> None:
     assert keep([dict(REPORT)])["kvedit"] == [REPORT]
     assert service.reports.get("r1", OWN) == REPORT
@@ -67,8 +81,14 @@ def test_evicted_numbers_start_recompiles_and_are_not_shown(service: Any) -> Non
 
 
 def test_the_report_of_a_refused_request_waits_for_the_refusal(service: Any) -> None:
-    meta = keep([{**REPORT, "evicted": [3]}], finish={"type": "abort"})
+    refused = {"type": "abort", "err_type": "KvEditUnmet"}
+    meta = keep([{**REPORT, "evicted": [3]}], finish=refused)
     assert meta["kvedit"][0]["evicted"] == [3] and service.started == []
+
+
+def test_a_client_that_gave_up_sees_no_segment_numbers(service: Any) -> None:
+    meta = keep([{**REPORT, "evicted": [3]}], finish={"type": "abort"})
+    assert meta["kvedit"] == [REPORT] and service.started == [[3]]
 
 
 def test_an_error_in_the_report_costs_the_report_only(service: Any) -> None:
@@ -80,8 +100,35 @@ def test_the_ring_forgets_the_oldest_and_a_reused_id_counts_once() -> None:
     ring = ReportRing(2)
     for rid in ("a", "b", "a", "c"):
         ring.put(rid, OWN, {"rid": rid})
-    assert ring.find("b", OWN) is None
-    assert ring.find("a", OWN) and ring.find("c", OWN)
+    with pytest.raises(NotFound):
+        ring.get("b", OWN)
+    assert ring.get("a", OWN) and ring.get("c", OWN)
+
+
+def test_long_reports_leave_room_for_fewer() -> None:
+    ring = ReportRing(100, max_bytes=1_000)
+    for number in range(10):
+        ring.put(f"r{number}", "ns", {"refused": ["x" * 280]})
+    kept = []
+    for number in range(10):
+        with contextlib.suppress(NotFound):
+            ring.get(f"r{number}", "ns")
+            kept.append(number)
+    assert kept == [7, 8, 9]
+    ring.put("huge", "ns", {"refused": ["x" * 2_000]})
+    with pytest.raises(NotFound):
+        ring.get("huge", "ns")
+
+
+def test_whoever_guesses_an_id_reads_no_value_and_no_token() -> None:
+    line = {"field": "order", "start": 3, "stop": 9, "text": "order: secret"}
+    report = {**REPORT, "errata": [line], "conversation": "token"}
+    ring = ReportRing(5)
+    ring.put("one", OWN, report)
+    ring.put("several", OWN, {"exact": 0, "prompts": [report, report]})
+    for rid in ("one", "several"):
+        shown = json.dumps(ring.get(rid, OWN))
+        assert "secret" not in shown and "token" not in shown and '"order"' in shown
 
 
 def test_an_id_means_something_only_inside_its_namespace() -> None:
@@ -90,8 +137,9 @@ def test_an_id_means_something_only_inside_its_namespace() -> None:
     ring.put("r1", OWN, {"mine": 1})
     ring.put("r1", "another", {"theirs": 1})
     assert ring.get("r1", OWN) == {"mine": 1}
-    assert ring.find("r1", "another") == {"theirs": 1}
-    assert ring.find("r1", "a third") is None
+    assert ring.get("r1", "another") == {"theirs": 1}
+    with pytest.raises(NotFound):
+        ring.get("r1", "a third")
 
 
 def refuse(err_type: Any, status: int, *, is_stream: bool) -> Any:
@@ -122,70 +170,6 @@ def test_aborts_of_the_host_keep_their_own_handling() -> None:
     assert refuse(None, 400, is_stream=True)["meta_info"]
     with pytest.raises(ValueError, match="stock"):
         refuse("BadRequest", 400, is_stream=False)
-
-
-def events(*chunks: Any) -> list[Any]:
-    ring = ReportRing(5)
-    ring.put("r1", OWN, REPORT)
-
-    async def stream() -> Any:
-        for chunk in chunks:
-            yield chunk
-
-    async def drain() -> list[Any]:
-        return [chunk async for chunk in openai.with_report(stream(), OWN, ring)]
-
-    return asyncio.run(drain())
-
-
-def chunk(rid: str) -> str:
-    fields = {"id": rid, "object": "chat.completion.chunk", "created": 5, "model": "m"}
-    return "data: " + json.dumps({**fields, "choices": [{"index": 0}]}) + "\n\n"
-
-
-@pytest.mark.parametrize("as_bytes", [False, True])
-def test_a_stream_gets_one_report_chunk_right_before_done(as_bytes: bool) -> None:
-    sent = [chunk("r1"), chunk("r1"), "data: [DONE]\n\n"]
-    got = events(*[text.encode() for text in sent] if as_bytes else sent)
-    assert len(got) == 4 and got[3] in ("data: [DONE]\n\n", b"data: [DONE]\n\n")
-    ours = json.loads(got[2].removeprefix("data: "))
-    assert ours["sglext"] == {"kvedit": REPORT} and ours["choices"] == []
-    assert (ours["id"], ours["model"], ours["created"]) == ("r1", "m", 5)
-
-
-def test_streams_without_report_and_error_events_pass_unchanged() -> None:
-    for sent in (
-        [chunk("unknown"), "data: [DONE]\n\n"],
-        ['data: {"error": {"message": "no"}}\n\n', "data: [DONE]\n\n"],
-        [": ping\n\n", "data: [DONE]\n\n"],
-    ):
-        assert events(*sent) == sent
-
-
-def test_openai_answers_carry_the_report_in_metadata() -> None:
-    from sglang.srt.entrypoints.openai.protocol import CompletionResponse, UsageInfo
-
-    ring = ReportRing(5)
-    ring.put("r1", OWN, REPORT)
-    answer = CompletionResponse(
-        id="r1", model="m", choices=[], usage=UsageInfo(), metadata={"weight_version": "default"}
-    )
-    openai._attach(answer, OWN, ring)
-    assert answer.metadata == {"weight_version": "default", "kvedit": REPORT}
-    other = CompletionResponse(id="r2", model="m", choices=[], usage=UsageInfo())
-    openai._attach(other, OWN, ring)
-    assert other.metadata is None
-    stranger = CompletionResponse(id="r1", model="m", choices=[], usage=UsageInfo())
-    openai._attach(stranger, "another", ring)
-    assert stranger.metadata is None
-
-
-def test_the_namespace_of_an_answer_is_its_requests() -> None:
-    from sglang.srt.entrypoints.openai.protocol import CompletionRequest
-
-    asked = CompletionRequest(model="m", prompt=["a", "b"], cache_salt=["s", "t"], extra_key="")
-    assert openai._namespace(asked) == namespace_tag("s", None, None)
-    assert openai._namespace(object()) is None
 
 
 class Wire:

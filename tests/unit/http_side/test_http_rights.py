@@ -166,3 +166,39 @@ def test_quotas_count_per_salt_and_a_failed_registration_gives_its_room_back(
     assert register("c", "you").status_code == 200
     assert client.delete("/kvedit/skills/b?cache_salt=me").status_code == 200
     assert register("c", "me").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("host", "is_admin"),
+    [
+        ("localhost", True),
+        ("LocalHost:30000", True),
+        ("127.0.0.1:30000", True),
+        ("127.8.9.10", True),
+        ("[::1]", True),
+        ("[::1]:30000", True),
+        ("evil.example:30000", False),
+        ("localhost.evil.example", False),
+        ("127.0.0.1.evil.example", False),
+        ("localhost@evil.example", False),
+        ("evil.example@localhost", False),
+        ("10.0.0.1", False),
+        ("[::2]", False),
+        ("localhost/", False),
+        ("", False),
+    ],
+)
+def test_without_keys_an_admin_calls_this_host_by_a_name_of_this_host(
+    serve: Any, host: str, is_admin: bool
+) -> None:
+    """A web page may let its own name resolve to 127.0.0.1, and its requests need no Origin."""
+    client, _ = serve()
+    answer = client.post("/kvedit/skills", json=BODY, headers={"Host": host})
+    assert answer.status_code == (200 if is_admin else 403)
+    assert client.get("/kvedit/skills", headers={"Host": host}).status_code == 200
+
+
+def test_a_key_is_enough_by_any_name(serve: Any) -> None:
+    client, _ = serve(admin_api_key="ADM")
+    headers = {"Host": "shop.example", "Authorization": "Bearer ADM"}
+    assert client.post("/kvedit/skills", json=BODY, headers=headers).status_code == 200
