@@ -206,3 +206,12 @@ def test_the_ledger_is_bounded_and_what_was_found_stays_longest(monkeypatch):
     ledger.record(SCOPE, entry(3, masked=OPENING + HELLO))
     assert len(ledger) == 2
     assert found(ledger, behind(LONG)).entries == (first,)
+
+
+def test_to_forget_everything_is_a_restart_whose_lineages_go_on():
+    ledger = ledger_of(entry(3, says=1), entry(4, says=2))
+    ledger.note_unread(SCOPE[0], 0, LONG)
+    ledger.forget_everything(last_lineage=9)
+    assert len(ledger) == 0 and ledger.new_lineage() == 10
+    ledger.record(SCOPE, entry(10, says=3))
+    assert found(ledger, behind(LONG)).lineage == 10, "no trace of the look-alikes is left"
