@@ -27,9 +27,9 @@ def reporting_streamer(base: type[SchedulerOutputStreamer]) -> type[SchedulerOut
             """Aligned with ``reqs``. An error here costs these reports only."""
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
             with contained("streamer"):  # only one rank streams
-                trip("streamer")
                 reports = finished_reports(reqs)
                 if any(reports):
+                    trip("streamer")
                     info = {**info, KEY: reports}
             return info
 

@@ -102,7 +102,7 @@ def _note(answer: Answer, obj: Any, place: int, output: Any, shows: bool) -> Non
         return
     answer.take(place, reports[0])
     if not shows or (obj.stream and not _asks(obj, place // obj.parallel_sample_num)):
-        del output["meta_info"][KEY]
+        _strip(output)
 
 
 def _asks(obj: Any, item: int) -> bool:
@@ -120,7 +120,10 @@ def _placed(output: Any) -> list[tuple[int, Any]]:
 
 def _strip(output: Any) -> None:
     for _, one in _placed(output):
-        one["meta_info"].pop(KEY, None)
+        meta = one["meta_info"]
+        meta.pop(KEY, None)
+        for beam in meta.get("beam_results", ()):  # each has a copy of all that the request has
+            beam["meta_info"].pop(KEY, None)
 
 
 def _first(value: Any) -> str | None:

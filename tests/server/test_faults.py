@@ -142,11 +142,12 @@ def test_a_failing_command_is_an_error_for_its_caller_only(base: Server) -> None
     assert_unharmed(base, mine, name)
 
 
-def test_a_failing_report_costs_the_report_only(base: Server) -> None:
-    mine = canary("report")
+@pytest.mark.parametrize("hook", ["streamer", "report", "answer"])
+def test_a_failing_report_costs_the_report_only(base: Server, hook: str) -> None:
+    mine = canary(hook)
     name = mine.register(base)
-    base.fault("report")
-    answer = base.generate(mine.prompt("report"), num_new=NUM_NEW)
+    base.fault(hook)
+    answer = base.generate(mine.prompt(hook), num_new=NUM_NEW)
     assert mine.answered(answer) and answer.report == {}
     assert_unharmed(base, mine, name)
 

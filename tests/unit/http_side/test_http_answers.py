@@ -95,6 +95,13 @@ def test_an_answer_has_its_report_and_a_stream_one_that_asked(
     assert answer.report() == report(5), "known in any case, for the ring"
 
 
+def test_beams_of_a_stream_show_none_either(serve: Any) -> None:
+    finish = output(5)
+    finish["meta_info"]["beam_results"] = [output(5), output()]
+    [left], _ = serve(request(fields={"stream": True}), [finish])
+    assert "kvedit" not in json.dumps(left)
+
+
 def test_several_prompts_are_added_up_by_the_first_sample_of_each(serve: Any) -> None:
     obj = request(n=2, fields={"text": ["a", "b"], "cache_salt": ["s", "t"]})
     left, answer = serve(obj, [[output(number) for number in (1, 20, 3, 40)]])

@@ -131,6 +131,25 @@ def test_params_without_our_key_are_the_very_same_object() -> None:
     assert host.seen[0] is params
 
 
+def test_a_server_may_make_every_request_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = SimpleNamespace(config=Config(exact=True), is_used=False)
+    monkeypatch.setattr(intake, "service_of", lambda _: fake)
+    monkeypatch.setattr(answer, "service_of", lambda _: fake)
+    host = Host()
+    send(host, text="hi")
+    assert json.loads(host.seen[0]["custom_params"]["kvedit"])["exact"] is True
+    with pytest.raises(BadRequest, match="custom_params.kvedit.splice"):
+        send(host, text="hi", sampling_params=REQUIRE)
+
+
+def test_strings_are_checked_once_something_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host()
+    send(host, text="hi", rid="\ud800")
+    service.service_of(host).is_used = True
+    with pytest.raises(BadRequest, match="rid: expected valid Unicode"):
+        send(host, text="hi", rid="\ud800")
+
+
 def test_the_host_sees_its_generator_closed_when_the_reader_stops_early() -> None:
     host = Host()
 
