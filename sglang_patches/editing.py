@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from kvedit.bases import Tools
 from kvedit.clientprompt import ClientPrompt, read_prompt
 from kvedit.fields import Strategy
 from kvedit.ledger import Entry, Found, Scope
@@ -20,7 +21,7 @@ from kvedit.locate import window_ids
 from kvedit.options import Options
 from kvedit.served import ServedPath
 from kvedit.spans import Plan, cut, served_ids
-from kvedit.variants import Tools, Variant, as_sent, on_conversation, on_values
+from kvedit.variants import Variant, as_sent, on_conversation, on_values
 from sglang_patches.state import EditState, RequestState
 
 MIN_ROOM = 5  # what the host wants to be left behind any prompt
@@ -115,6 +116,7 @@ def _tools(
             client.located[number], client.ids, value, runtime.tokens
         ),
         strategy_of=lambda number: strategy_in_force(client.fields[number].strategy, options),
+        may_compose=options.splice != "off",
         page_size=runtime.page_size,
         min_span_tokens=runtime.config.min_span_tokens,
         repair=options.repair or 0,
@@ -229,7 +231,8 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
             pieces=state.pieces,
             windows=variant.path.windows,
             lines=variant.path.lines,
-        ),
+            notes=variant.path.notes,
+        ).with_live_notes(),
         anchor=variant.anchor,
         lines_end=variant.lines_end,
         reply_start=len(variant.path.ids),
