@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import threading
 from collections.abc import Mapping
@@ -175,7 +176,8 @@ def set_options(s: ProgramState, wanted: Mapping[str, Any]) -> None:
 
 def custom_params(wanted: Mapping[str, Any]) -> Json:
     """One JSON string: under msgpack IPC a nested object would end the server."""
-    return {KEY: parse_options(wanted).to_json()}
+    parse_options(wanted)
+    return {KEY: json.dumps(dict(wanted))}
 
 
 def template_of(server: HttpTransport) -> ChatTemplate:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvedit.claims import TokenBook
 from kvedit.config import Config
 from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
 from kvedit.fields import FieldBook
@@ -74,6 +75,7 @@ class Runtime:
         self.publisher = EventPublisher(config.home / "run") if is_first_rank else None
         self._cached_path = lambda skill: cached_path(cache, skill)
         self.ledger = Ledger()
+        self.conversations = TokenBook()
         self.paths = PathBook()
         self.seen_values = SeenValues()
         self.max_request_tokens = min(ctx.model_config.context_len, self.pool_size) - 1

@@ -15,7 +15,7 @@ from typing import NoReturn
 from kvedit.errors import Unsupported
 from sglang_patches.cpu import prepare
 from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
-from sglang_patches.launch_check import problems_of
+from sglang_patches.launch_check import TRUST_FLAG, problems_of
 
 IS_CPU_HOST = prepare()
 
@@ -26,6 +26,7 @@ OWN_FLAGS = {
     "--kvedit-open": "KVEDIT_OPEN",
     "--kvedit-client-skills": "KVEDIT_CLIENT_SKILLS",
 }
+OWN_SETTINGS = {TRUST_FLAG: "KVEDIT_TRUST"}  # flags that take a value
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -69,11 +70,18 @@ def launcher_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def take_own_flags(argv: Sequence[str]) -> list[str]:
-    """`argv` without kvedit's switches; each sets its variable for all processes of the server."""
-    for flag in argv:
+    """`argv` without kvedit's flags; each sets its variable for all processes of the server."""
+    rest: list[str] = []
+    flags = iter(argv)
+    for flag in flags:
+        name, has_equals, value = flag.partition("=")
         if flag in OWN_FLAGS:
             os.environ[OWN_FLAGS[flag]] = "1"
-    return [flag for flag in argv if flag not in OWN_FLAGS]
+        elif name in OWN_SETTINGS:
+            os.environ[OWN_SETTINGS[name]] = value if has_equals else next(flags, "")
+        else:
+            rest.append(flag)
+    return rest
 
 
 def kvedit_arguments(argv: Sequence[str]) -> list[str]:

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+from kvedit.claims import TRUSTS
+
 SERVER_MODULE = "sglang_patches.serve"
 
 DESCRIPTION = """\
@@ -39,6 +41,12 @@ def add_parser(subparsers: Any) -> None:
         action="store_true",
         help="ordinary clients may register skills in the namespace of their own cache salt",
     )
+    parser.add_argument(
+        "--kvedit-trust",
+        choices=TRUSTS,
+        help="what proves that an earlier turn is the caller's: tokens (default), replies too "
+        "(a single user), or names too (a gateway sets them)",
+    )
     parser.set_defaults(func=_serve, takes_server_flags=True)
 
 
@@ -49,5 +57,7 @@ def _serve(args: argparse.Namespace) -> int:
     for name in ("stock", "kvedit_open", "kvedit_client_skills"):
         if getattr(args, name):
             flags.append("--" + name.replace("_", "-"))
+    if args.kvedit_trust is not None:
+        flags += ["--kvedit-trust", args.kvedit_trust]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", SERVER_MODULE, *flags])

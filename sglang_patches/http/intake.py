@@ -10,7 +10,8 @@ from typing import Any
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
 from kvedit.options import parse_options
-from sglang_patches.http import compiling
+from sglang_patches.http import compiling, conversation
+from sglang_patches.http.conversation import handed_out
 from sglang_patches.http.reports import Refused
 from sglang_patches.http.service import is_enabled, service_of
 
@@ -36,9 +37,12 @@ async def _checked(
     check_overrides(obj.positional_embed_overrides)
     if isinstance(obj, GenerateReqInput):
         obj.sampling_params = normalised(obj.sampling_params)
+        token = conversation.seal(obj)
+    else:
+        token = None
     # Closed with ours, not by the collector: the host's clean-up hangs on it.
     try:
-        async with aclosing(original(manager, obj, request)) as outputs:
+        async with aclosing(handed_out(original(manager, obj, request), token)) as outputs:
             async for output in outputs:
                 yield output
         return
@@ -46,7 +50,7 @@ async def _checked(
         if not await _recompiled(manager, obj, refusal):
             raise
     # A refusal comes before the first output, so nothing is sent twice.
-    async with aclosing(original(manager, obj, request)) as outputs:
+    async with aclosing(handed_out(original(manager, obj, request), token)) as outputs:
         async for output in outputs:
             yield output
 
