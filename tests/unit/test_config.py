@@ -62,6 +62,7 @@ def test_every_variable_reaches_its_setting():
         ("KVEDIT_SEAM", "-1"),
         ("KVEDIT_MIN_SPAN", "0"),
         ("KVEDIT_RING_SIZE", "0"),
+        ("KVEDIT_TRUST", "everybody"),
         ("KVEDIT_OPEN", "yes"),
         ("KVEDIT_CLIENT_SKILLS", "2"),
     ],
@@ -71,6 +72,6 @@ def test_a_bad_value_is_refused_with_the_name_of_its_variable(name, text):
         Config.from_env({name: text})
 
 
-@pytest.mark.parametrize("name", ["KVEDIT_SEAM", "KVEDIT_RING_SIZE", "KVEDIT_OPEN"])
+@pytest.mark.parametrize("name", ["KVEDIT_SEAM", "KVEDIT_RING_SIZE", "KVEDIT_OPEN", "KVEDIT_TRUST"])
 def test_an_empty_value_is_an_unset_one(name):
     assert Config.from_env({name: ""}) == Config()

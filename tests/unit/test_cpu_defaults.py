@@ -107,3 +107,11 @@ def test_our_switches_become_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     assert serve.os.environ["KVEDIT_OPEN"] == "1"
     assert "KVEDIT_CLIENT_SKILLS" not in serve.os.environ
     monkeypatch.delenv("KVEDIT_OPEN")
+
+
+@pytest.mark.parametrize("given", [["--kvedit-trust", "names"], ["--kvedit-trust=names"]])
+def test_our_settings_become_variables(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    monkeypatch.setenv("KVEDIT_TRUST", "tokens")
+    flags = serve.launcher_arguments(["--tp", "1", *given, "--model-path", "m"])
+    assert flags[:4] == ["--tp", "1", "--model-path", "m"]
+    assert serve.os.environ["KVEDIT_TRUST"] == "names"

@@ -208,8 +208,7 @@ class Lives(RuleBasedStateMachine):
             name: strategy_in_force(declared, how)  # type: ignore[arg-type]
             for name, declared in self.declared.items()
         }
-        if faults.get("give_up_at") is None:
-            check_kv(self.server, outcome, strategies)
+        check_kv(self.server, outcome, strategies)
         if how.splice == "off":
             assert not outcome.state.pieces
         text = outcome.text
@@ -420,7 +419,7 @@ class Strangers(RuleBasedStateMachine):
                 seen = frozenset().union(*outcome.seen)
                 notes = [value for _, value in seen if re.search(rf"\b{other.secret}", value)]
                 assert not notes, "KV that a stranger's value was read for"
-        if who.salt is None and who.proof is None and not outcome.edit.client.is_public:
+        if self.trust == "tokens" and who.salt is None and who.proof is None:
             base, reason = outcome.edit.chosen.base, outcome.edit.why_sent
             assert base in ("sent", "declared", "cross_request")
             assert reason in ("not_proven", "strategy")
