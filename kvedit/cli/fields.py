@@ -82,7 +82,9 @@ def _add(args: argparse.Namespace) -> int:
         raise Conflict(str(error).replace("replace=true", "--replace")) from None
     print(json.dumps(view, indent=2))
     if not args.cross_request:  # on stderr: stdout is one JSON object
-        print(f"kvedit: an earlier turn is used for nobody else's: {CHOICES}", file=sys.stderr)
+        print(
+            f"kvedit: old values come from the caller's own turns only: {CHOICES}", file=sys.stderr
+        )
     return 0
 
 
