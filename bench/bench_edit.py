@@ -139,8 +139,9 @@ class Repetition:
         salt = {"full": fresh_salt(), "hoist": self._hoist_salt}.get(arm, self._salt)
         options = OFF
         if arm in STRATEGIES:  # a conversation of its own for each change
-            options = {"conversation": f"{arm} {new}", "strategy": arm}
-            self._send(case.prompt(case.old), salt, options, new)
+            options = {"conversation": True, "strategy": arm}
+            first, _ = self._send(case.prompt(case.old), salt, options, new)
+            options["conversation"] = first.report["conversation"]
         exact, margin = self._send(case.prompt(case.old), self._salt, OFF, new)
         self._note("exact", exact, exact.ttft_s, -margin)
         result, margin = self._send(ids, salt, options, new)

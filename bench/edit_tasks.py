@@ -224,10 +224,11 @@ def declarations() -> list[dict[str, Any]]:
 def run_arm(case: AnyCase, arm: Arm, encode: Encode, send: Send, salt: str) -> Scored:
     """Both turns of an arm; the second one's score. Raises ValueError if it was served
     otherwise than the arm says. ``salt``: a namespace that holds nothing of the new value yet
-    (arms of one case may share it: each names a conversation of its own)."""
+    (arms of one case may share it: each is a conversation of its own)."""
     choices = case.option_ids(encode)
-    turn = {"conversation": arm.name}
-    send(encode(case.raw(case.old)), salt=salt, options=turn, choices=choices)
+    options: dict[str, Any] = {"conversation": True}
+    first = send(encode(case.raw(case.old)), salt=salt, options=options, choices=choices)
+    turn = {"conversation": first.report["conversation"]}
     tier = case.tiers[1] if arm.changes_tier else None
     ids = encode(case.raw(getattr(case, arm.says), tier))
     scored = send(ids, salt=salt, options={**turn, **arm.options}, choices=choices)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvedit.claims import TRUSTS, Trust
 from kvedit.errors import BadRequest
 
 
@@ -18,6 +19,7 @@ class Config:
     compile_wait_s: float = 10.0  # how long `require` waits for a recompile
     open: bool = False  # admin routes from any address although no key is set
     client_skills: bool = False  # ordinary clients may register skills of their own namespace
+    trust: Trust = "tokens"  # what proves that an earlier turn is the caller's
     allow: frozenset[str] = frozenset()  # untested server arguments the operator takes on
     seam: int = 16  # skill tokens recomputed behind the real prefix, until a gate measures it
     min_span_tokens: int = 16  # a shorter span costs more in bookkeeping than it saves
@@ -42,6 +44,7 @@ class Config:
             compile_wait_s=_number(env, "KVEDIT_COMPILE_WAIT", default.compile_wait_s, low=0.0),
             open=_flag(env, "KVEDIT_OPEN"),
             client_skills=_flag(env, "KVEDIT_CLIENT_SKILLS"),
+            trust=_trust(env),
             allow=frozenset(
                 filter(None, (s.strip() for s in env.get("KVEDIT_ALLOW", "").split(",")))
             ),
@@ -79,6 +82,14 @@ def _switch(env: Mapping[str, str], name: str) -> bool:
     if text not in ("on", "off"):
         raise BadRequest(f"kvedit: {name}: expected on or off, got {text!r}")
     return text == "on"
+
+
+def _trust(env: Mapping[str, str]) -> Trust:
+    text = env.get("KVEDIT_TRUST") or Config().trust
+    for trust in TRUSTS:
+        if text == trust:
+            return trust
+    raise BadRequest(f"kvedit: KVEDIT_TRUST: expected one of {', '.join(TRUSTS)}, got {text!r}")
 
 
 def _number(

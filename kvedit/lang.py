@@ -26,6 +26,11 @@ own template. ``Endpoint`` reads the marks of that template from the server, so 
 prompt has the token ids of ``/v1/chat/completions``. On a ``RuntimeEndpoint`` skills work, and
 fields whose ``where`` is ``{"within": N}`` do. ``Endpoint`` also registers memories, sets the
 program's cache salt, and sends ``options`` along with a fork's and a select's own requests.
+
+A field's earlier value is used where the earlier turn is proven to be the program's: give the
+``Endpoint`` a ``cache_salt`` of its end user's own, and going on with the reply proves it. Without
+a salt, send ``options(s, conversation=True)`` with the first turn and the token in its report
+(``report(state, "answer")["conversation"]``) with the later ones.
 """
 
 from __future__ import annotations

@@ -4,14 +4,15 @@ Clients send whole prompts, not conversation ids, so a conversation is known by 
 entry belongs to a request whose masked ids begin with the entry's. Text alone does not prove it:
 two users may ask the same question and differ only in the field. So an entry is used only
 
-    when the request names the conversation, or
-    when it goes on with the reply that the entry's request was given (or with an earlier reply of
-    the conversation that the entry is of), and no other conversation, remembered or forgotten,
-    was given the same reply at the same place with another text served.
+    when the request's claim covers every turn of its scope (a token, see ``claims``), or
+    where replies count, when it goes on with the reply that the entry's request was given (or
+    with an earlier reply of the conversation that the entry is of), and no other conversation,
+    remembered or forgotten, was given the same reply at the same place with another text served.
 
-Everything else is served as sent. What is forgotten leaves a digest behind, for a conversation
+Everything else is served as sent, for one reason whatever is remembered: "not_proven".
+What is forgotten leaves a digest behind, for a conversation
 that is left alone would seem to be the only one; so does a turn that was served without edits.
-A restart forgets even these: only a name, or a namespace of its own, keeps a conversation apart
+A restart forgets even these: only a token, or a namespace of its own, keeps a conversation apart
 from one that reads the same in every word.
 One ledger per rank, fed with the same calls in the same order.
 """
@@ -23,10 +24,10 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvedit.claims import Claim, Scope
 from kvedit.masks import Masked, common_prefix, prefix_hashes
 from kvedit.served import ServedPath
 
-Scope = tuple[str, str]  # (namespace tag, name of the conversation or "")
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
 Trace = tuple[int | None, int | None]  # of turns that are no entries: lineage, hash of the served
@@ -69,7 +70,7 @@ class Entry:
 class Found:
     """The longest entries of a request's conversation, the newest first, and who the request is.
 
-    reason: why there are none: "no_base" or "ambiguous_conversation".
+    reason: why there are none: "not_proven", or "no_base" if the caller's would have been found.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -93,27 +94,28 @@ class Ledger:
         return len(self._order)
 
     def find(
-        self, scope: Scope, masked: Masked, limit: int, *, public: bool, text_of: TextOf
+        self, claim: Claim, masked: Masked, limit: int, *, public: bool, text_of: TextOf
     ) -> Found:
         """The longest entries that masked.ids[:limit] begins with and that are of its conversation.
 
         public: every field of the request may be shown to anybody in the namespace.
         text_of(ids): their bytes, to compare a reply that was tokenised anew.
         """
-        proven_by_name = public or scope[1] != ""
+        scope, is_proven = claim.scope, claim.is_proven or public
         behind: list[tuple[int, list[Entry]]] = []  # they stand behind a reply yet to be found
-        for length in sorted(self._lengths.get(scope, ()), reverse=True):
+        lengths = self._lengths.get(scope, ()) if is_proven or claim.by_reply else ()
+        for length in sorted(lengths, reverse=True):
             entries = self._at(scope, masked, length) if length <= limit else []
-            if proven_by_name and entries:
+            if is_proven and entries:
                 return self._found(entries, length)
             proven = [e for e in entries if _goes_on(e, masked, length, text_of)]
             if not proven:
                 behind.append((length, [e for e in entries if e.depth]))
             elif _disagree(proven) or any(map(self._is_rivalled, proven)):
-                return Found(reason="ambiguous_conversation")
+                break  # of several conversations: none is proven to be the caller's
             else:
                 return self._found(*_longest_of(proven[0].lineage, [*behind, (length, proven)]))
-        return Found(reason="no_base")
+        return Found(reason="no_base" if is_proven or claim.is_expired else "not_proven")
 
     def _found(self, entries: Sequence[Entry], length: int) -> Found:
         for entry in entries:

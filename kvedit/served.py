@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from kvedit.spans import Piece, Pieces, Span, cut
@@ -39,17 +39,24 @@ class Line:
 
 
 EDIT = "kvedit/edit"  # in place of a skill's name, which holds no "/"
+MAX_NOTES = 2  # values a field: of two, one at least is not the value of now, whatever that is
 Placed = TypeVar("Placed", Window, Line)
+Notes = Mapping[int, frozenset[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedPath:
-    """ids: real, as served. pieces: how the tree spells them. windows, lines: ascending."""
+    """ids: real, as served. pieces: how the tree spells them. windows, lines: ascending.
+
+    notes: by field number, values that KV behind the field's window was computed under while the
+    window said them. Some of it may still stand there; what an edit never moved has none.
+    """
 
     ids: array[int]
     pieces: Pieces = ()
     windows: tuple[Window, ...] = ()
     lines: tuple[Line, ...] = ()
+    notes: Notes = field(default_factory=dict)
 
     def upto(self, position: int) -> ServedPath:
         return ServedPath(
@@ -57,7 +64,20 @@ class ServedPath:
             pieces=cut(self.pieces, position),
             windows=tuple(w for w in self.windows if w.stop <= position),
             lines=tuple(line for line in self.lines if line.stop <= position),
-        )
+            notes=self.notes,
+        ).with_live_notes()
+
+    def with_live_notes(self) -> ServedPath:
+        """Without the notes of fields behind which nothing stands that an edit composed."""
+        ends = [piece.stop for piece in self.pieces if piece.span.skill == EDIT]
+        last = max(ends, default=0)
+        live = {w.number for w in self.windows if w.stop < last}
+        notes = {number: values for number, values in self.notes.items() if number in live}
+        return dataclasses.replace(self, notes=notes)
+
+    def plain(self) -> ServedPath:
+        """The same text with nothing composed."""
+        return dataclasses.replace(self, pieces=(), notes={})
 
     def says(self) -> dict[int, str]:
         """The value in force of each field: its last line's, else its window's."""
@@ -133,8 +153,17 @@ class _Editor:
         end = len(self._path.ids)
         self._keep(position, end, shift)
         self._compose(position + self._limits.repair, end - self._limits.topk, shift)
-        edited = ServedPath(ids=self._ids, windows=tuple(self._windows), lines=tuple(self._lines))
+        edited = ServedPath(
+            ids=self._ids,
+            windows=tuple(self._windows),
+            lines=tuple(self._lines),
+            notes=dict(self._path.notes) | {w.number: self._noted(w) for w in changed},
+        )
         return edited, (*kept, *self._fitting())
+
+    def _noted(self, window: Window) -> frozenset[str]:
+        known = self._path.notes.get(window.number, frozenset())
+        return known if len(known) >= MAX_NOTES else known | {window.value}
 
     def _fitting(self) -> Iterator[Span]:
         return fit_to_pages(self._spans, self._limits.page_size, self._limits.min_span_tokens)

@@ -1,27 +1,25 @@
 """The prompts that could be served instead of the one that was sent.
 
-A base is a path that says something else of a field, or says it elsewhere: an earlier turn of the
-conversation, or the prompt with declared values put in. On a base, each changed field is served
-by its strategy. Which prompt is served is decided at admission, by the tokens it saves.
+On a base (``bases``), each changed field is served by its strategy. Which prompt is served is
+decided at admission, by the tokens it saves.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from kvedit.bases import Base, Tools, of_turn, with_values
 from kvedit.clientprompt import ClientPrompt
 from kvedit.fields import Strategy
-from kvedit.ledger import Entry, Found
-from kvedit.masks import common_prefix
-from kvedit.served import Cut, Line, New, ServedPath, edit, fit_to_pages, kept_spans
+from kvedit.ledger import Found
+from kvedit.served import Cut, Line, New, ServedPath, Window, edit, fit_to_pages, kept_spans
 from kvedit.spans import Plan, Span
 
 MAX_SUBSTITUTIONS = 6
-MAX_ENTRIES = 3
+MAX_ENTRIES = 3  # earlier turns that variants are built on; one that none can be built on is free
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,75 +44,25 @@ class Variant:
         return tuple(x for x in self.path.lines if self.anchor <= x.start < self.lines_end)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tools:
-    """What building needs from the executor; all of it reads, nothing is changed by it.
-
-    plan_of(ids)          skills in a prompt
-    cached(ids, plan)     the path that the tree holds of a prompt: (path, cached tokens)
-    donor_of(path)        number of a path as a donor
-    line_ids(number, v)   ids of a field's line
-    window_ids(number, v) ids of the client's window with another value, or None
-    strategy_of(number)   never "auto"
-    """
-
-    plan_of: Callable[[array[int]], Plan]
-    cached: Callable[[array[int], Plan], tuple[ServedPath, int]]
-    donor_of: Callable[[ServedPath], int]
-    line_ids: Callable[[int, str], array[int]]
-    window_ids: Callable[[int, str], array[int] | None]
-    strategy_of: Callable[[int], Strategy]
-    page_size: int
-    min_span_tokens: int
-    repair: int
-    topk: int
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """``path`` stands for the client's tokens [0, rest); [rest, ...) follow as they were sent.
-
-    turn: [anchor, lines_end) in ``path`` when its lines stand at the client's own anchor
-    """
-
-    kind: str
-    path: ServedPath
-    rest: int
-    turn: tuple[int, int] | None = None
-
-
 def as_sent(client: ClientPrompt, plan: Plan) -> Variant:
     path = ServedPath(ids=client.ids, windows=client.windows)
     return Variant(base="sent", path=path, plan=plan, anchor=client.anchor, lines_end=client.anchor)
 
 
 def on_conversation(client: ClientPrompt, found: Found, tools: Tools) -> Iterator[Variant]:
-    """Variants on earlier turns of the same conversation."""
+    """Variants on earlier turns of the same conversation, on the newest that will do."""
     seen: set[bytes] = set()
-    for entry in found.entries[:MAX_ENTRIES]:
-        at = client.masked.to_real(found.length)
-        for position in _line_ends(client, entry, at):
-            variant = _variant(client, _continued(client, entry, at, position), tools)
-            if variant is not None and (key := variant.path.ids.tobytes()) not in seen:
+    at, num_used = client.masked.to_real(found.length), 0
+    for entry in found.entries:
+        bases = of_turn(client, entry, at)
+        variants = [v for b in bases if (v := _variant(client, b, tools)) is not None]
+        num_used += bool(variants)
+        for variant in variants:
+            if (key := variant.path.ids.tobytes()) not in seen:
                 seen.add(key)
                 yield variant
-
-
-def _line_ends(client: ClientPrompt, entry: Entry, at: int) -> tuple[int, ...]:
-    """Where the entry's path may be left: with the lines of its turn, without them, or either.
-    Lines that turns follow stay; lines that nothing follows yet may be replaced."""
-    if entry.lines_end == entry.anchor:
-        return (entry.anchor,)
-    if at == client.anchor:
-        return entry.lines_end, entry.anchor
-    return (entry.lines_end if _keeps_lines(client, entry, at) else entry.anchor,)
-
-
-def _keeps_lines(client: ClientPrompt, entry: Entry, at: int) -> bool:
-    """Whether the entry's lines still end what they ended: a message that now goes on behind
-    them would run into their text."""
-    behind = entry.path.ids[entry.lines_end : entry.reply_start]
-    return len(behind) > 0 and client.ids[at : at + len(behind)] == behind
+        if num_used == MAX_ENTRIES:
+            return
 
 
 def on_values(
@@ -124,7 +72,7 @@ def on_values(
     numbers = [number for number, _ in values]
     combinations = itertools.product(*(candidates for _, candidates in values))
     for chosen in itertools.islice(combinations, MAX_SUBSTITUTIONS):
-        base = _substituted(client, kind, dict(zip(numbers, chosen, strict=True)), tools)
+        base = with_values(client, kind, dict(zip(numbers, chosen, strict=True)), tools)
         if base is None:
             continue
         variant = _variant(client, base, tools)
@@ -132,85 +80,56 @@ def on_values(
             yield variant
 
 
-def _continued(client: ClientPrompt, entry: Entry, at: int, position: int) -> Base:
-    """The entry's path up to ``position``, and as far behind it as the client's text from ``at``
-    on is what the path goes on with."""
-    agreed = common_prefix(entry.path.ids[position:], client.ids[at:])
-    for window in client.windows:
-        if window.start < at + agreed < window.stop:
-            agreed = window.start - at
-    path = entry.path.upto(position + agreed)
-    shift = position - at
-    windows = [w for w in path.windows if w.stop <= position]
-    windows += [
-        dataclasses.replace(w, start=w.start + shift, stop=w.stop + shift)
-        for w in client.windows
-        if at <= w.start and w.stop <= at + agreed
-    ]
-    turn = (entry.anchor, position) if at == client.anchor else None
-    # what a client writes like a line is a text of its own
-    lines = tuple(line for line in path.lines if line.stop <= position)
-    path = dataclasses.replace(path, windows=tuple(windows), lines=lines)
-    return Base("conversation", path, at + agreed, turn)
-
-
-def _substituted(
-    client: ClientPrompt, kind: str, values: dict[int, str], tools: Tools
-) -> Base | None:
-    new: dict[int, New] = {}
-    for window in client.windows:
-        value = values.get(window.number, window.value)
-        if value != window.value:
-            ids = tools.window_ids(window.number, value)
-            if ids is None:
-                return None
-            new[window.number] = New(ids, value)
-    if not new:
-        return None
-    head = ServedPath(ids=client.ids, windows=client.windows)
-    nothing = Cut(donor=1, donor_stop=0, page_size=1, min_span_tokens=1)
-    whole, _ = edit(head, new, nothing)
-    path, num_cached = tools.cached(whole.ids, tools.plan_of(whole.ids))
-    shift = len(whole.ids) - len(client.ids)
-    path = dataclasses.replace(path, windows=whole.windows)
-    if all(tools.strategy_of(number) == "erratum" for number in new):
-        return Base(kind, path.upto(client.anchor + shift), client.anchor)
-    end = min(num_cached, client.anchor + shift)
-    if end <= max(w.stop for w in whole.windows):
-        return None  # nothing behind the fields to compose from
-    return Base(kind, path.upto(end), end - shift)
-
-
 def _variant(client: ClientPrompt, base: Base, tools: Tools) -> Variant | None:
     """The client's prompt on ``base``; None where the strategies do not allow it."""
-    says = base.path.says()
-    wanted = {w.number: w for w in client.windows}
-    changed = [n for n, value in says.items() if n in wanted and value != wanted[n].value]
-    strategies = {number: tools.strategy_of(number) for number in changed}
-    with_line = [n for n in changed if strategies[n] in ("erratum", "edit+erratum")]
-    in_place = [
-        w.number
-        for w in base.path.windows  # an older line may say the value of now, its window does not
-        if w.number in wanted
-        and w.value != wanted[w.number].value
-        and tools.strategy_of(w.number) in ("edit", "edit+erratum")
-    ]
-    without_line = {n for n in changed if strategies[n] == "edit"}
-    if "recompute" in strategies.values() or without_line & {x.number for x in base.path.lines}:
-        return None
+    if not tools.may_compose:
+        base = dataclasses.replace(base, path=base.path.plain())
+    wanted = {w.number: w.value for w in client.windows}
+    said = {line.number: line.value for line in base.path.lines}  # the last one of each field
+    with_line, in_place = [], []
+    for window in base.path.windows:
+        number = window.number
+        noted = bool(base.path.notes.get(number, frozenset()) - {wanted[number]})
+        needs = _needs(
+            tools.strategy_of(number), window, wanted[number], said.get(number), noted=noted
+        )
+        if needs is None:
+            return None
+        with_line += [number] * needs.line
+        in_place += [number] * needs.edit
     if with_line:
         if base.turn is not None and base.turn[0] < base.turn[1]:
             return None  # the lines of this very turn are replaced, not added to
-        base = _cut_to(base, client.anchor)
+        base = base.upto(client.anchor)
     return _finish(client, base, with_line, in_place, tools)
 
 
-def _cut_to(base: Base, position: int) -> Base:
-    """The base up to client position ``position``: no line before a token already served."""
-    if base.rest <= position:
-        return base
-    path = base.path.upto(len(base.path.ids) - (base.rest - position))
-    return dataclasses.replace(base, path=path, rest=position)
+@dataclass(frozen=True, slots=True)
+class _Needs:
+    """line: a new one that says the value. edit: the window is replaced in place."""
+
+    line: bool
+    edit: bool
+
+
+def _needs(
+    strategy: Strategy, window: Window, wanted: str, said: str | None, *, noted: bool
+) -> _Needs | None:
+    """What a field takes on a base to be served with the value ``wanted``; None: it cannot.
+
+    said: by the last line about it. noted: KV behind its window was computed under another value;
+    then the text alone may say the value of now, and what follows may not know it.
+    """
+    moved = window.value != wanted
+    is_said = (window.value if said is None else said) == wanted
+    if strategy == "recompute":  # the prompt as sent
+        return None if moved or noted or said is not None else _Needs(line=False, edit=False)
+    if strategy == "erratum":  # exact KV of the text that is served
+        return None if noted else _Needs(line=not is_said, edit=False)
+    if strategy == "edit":  # no line, so none may say something else
+        return None if said is not None and not is_said else _Needs(line=False, edit=moved)
+    composed = moved or noted or said is not None
+    return _Needs(line=composed and said != wanted, edit=moved)
 
 
 def _edited(
@@ -267,7 +186,7 @@ def _finish(
     )
     return Variant(
         base=base.kind,
-        path=ServedPath(ids=ids, windows=windows, lines=tuple(lines)),
+        path=ServedPath(ids=ids, windows=windows, lines=tuple(lines), notes=path.notes),
         plan=_with_spans(tools.plan_of(ids), spans, len(path.ids), tools.page_size),
         anchor=anchor,
         lines_end=lines_end,

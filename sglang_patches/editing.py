@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from kvedit.bases import Tools
+from kvedit.claims import Claim, claim_of
 from kvedit.clientprompt import ClientPrompt, read_prompt
 from kvedit.fields import Strategy
-from kvedit.ledger import Entry, Found, Scope
+from kvedit.ledger import Entry, Found
 from kvedit.locate import window_ids
 from kvedit.options import Options
 from kvedit.paths import Choice
 from kvedit.served import ServedPath
 from kvedit.spans import Plan, cut, served_ids
-from kvedit.variants import Tools, Variant, as_sent, on_conversation, on_values
+from kvedit.variants import Variant, as_sent, on_conversation, on_values
 from sglang_patches.state import EditState, RequestState
 
 MIN_ROOM = 5  # what the host wants to be left behind any prompt
@@ -49,34 +51,40 @@ def read_edits(
     runtime = cache.runtime
     if options.edits == "off" or not runtime.fields.visible(namespace):
         return None
-    edit = _edit_state(runtime, req.origin_input_ids, namespace, options, plan)
+    edit = _edit_state(runtime, req, namespace, options, plan)
     if edit.client.windows:
         tools = _tools(cache, req, edit.client, options, plan_of)
-        edit.others = tuple(_variants(runtime, edit, tools))
+        strategies = map(tools.strategy_of, edit.client.fields)
+        edit.is_plain = all(strategy == "recompute" for strategy in strategies)
+        edit.others = () if edit.is_plain else tuple(_variants(runtime, edit, tools))
     return edit
 
 
 def _edit_state(
-    runtime: Runtime, ids: array[int], namespace: str, options: Options, plan: Plan
+    runtime: Runtime, req: Any, namespace: str, options: Options, plan: Plan
 ) -> EditState:
     """The state of a prompt that is served as sent, until there is something better."""
     fields = runtime.fields.visible(namespace)
-    client = read_prompt(ids, fields, runtime.chat_form, runtime.tokens)
-    name = options.conversation
-    scope: Scope = (namespace, name if isinstance(name, str) else "")
+    client = read_prompt(req.origin_input_ids, fields, runtime.chat_form, runtime.tokens)
+    claim = claim_of(
+        options,
+        namespace,
+        has_salt=bool(req.cache_salt),
+        trust=runtime.config.trust,
+        book=runtime.conversations,
+        epoch=runtime.weight_epoch,
+    )
     return EditState(
         client=client,
-        scope=scope,
+        claim=claim,
         weight_epoch=runtime.weight_epoch,
-        found=_find(runtime, client, scope) if client.windows else Found(reason="no_field"),
+        found=_find(runtime, client, claim) if client.windows else Found(reason="no_field"),
         sent=as_sent(client, plan),
     )
 
 
 def _variants(runtime: Runtime, edit: EditState, tools: Tools) -> Iterator[Variant]:
-    client, namespace = edit.client, edit.scope[0]
-    if all(tools.strategy_of(number) == "recompute" for number in client.fields):
-        return
+    client, (namespace, _) = edit.client, edit.claim.scope
     yield from on_conversation(client, edit.found, tools)
     declared = [(f.number, (f.base,)) for f in client.fields.values() if f.base is not None]
     yield from on_values(client, "declared", declared, tools)
@@ -116,6 +124,7 @@ def _tools(
             client.located[number], client.ids, value, runtime.tokens
         ),
         strategy_of=lambda number: strategy_in_force(client.fields[number].strategy, options),
+        may_compose=options.splice != "off",
         page_size=runtime.page_size,
         min_span_tokens=runtime.config.min_span_tokens,
         repair=options.repair or 0,
@@ -195,7 +204,8 @@ def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
     fields_end = edit.client.windows[-1].stop
     variants = [edit.sent, *edit.others]
     if not any(_reaches(cache, req, edit, v, fields_end) for v in variants):
-        reasons.append(edit.found.reason or "no_base")
+        hint = f" ({edit.hint})" if edit.hint else ""
+        reasons.append(f"{edit.why_sent}{hint}")
     return reasons
 
 
@@ -221,7 +231,7 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
     while reply and reply[-1] in runtime.tokens.special_ids:
         reply.pop()  # a client does not send the end mark back, and alone it proves nothing
     _note_unread(runtime, state.namespace, client, reply)
-    if not client.windows:
+    if not client.windows or not (edit.claim.can_return or client.is_public):
         return
     is_base = (
         state.edit is not None
@@ -235,7 +245,8 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
             pieces=state.pieces,
             windows=variant.path.windows,
             lines=variant.path.lines,
-        ),
+            notes=variant.path.notes,
+        ).with_live_notes(),
         anchor=variant.anchor,
         lines_end=variant.lines_end,
         reply_start=len(variant.path.ids),
@@ -244,12 +255,12 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
         reply=reply,
     )
     if not is_base:
-        runtime.ledger.note_rival(edit.scope, entry)
+        runtime.ledger.note_rival(edit.claim.scope, entry)
         return
-    runtime.ledger.record(edit.scope, entry)
+    runtime.ledger.record(edit.claim.scope, entry)
     for window in client.windows:
         if client.fields[window.number].cross_request:
-            runtime.seen_values.add(edit.scope[0], window.number, window.value)
+            runtime.seen_values.add(edit.claim.scope[0], window.number, window.value)
 
 
 def _note_unread(runtime: Runtime, namespace: str, client: ClientPrompt, reply: array[int]) -> None:
@@ -264,14 +275,14 @@ def _without_edits(runtime: Runtime, req: Any, state: RequestState) -> EditState
     may be told from a remembered one by nothing but its reply."""
     if not runtime.fields.visible(state.namespace):
         return None
-    edit = _edit_state(runtime, req.origin_input_ids, state.namespace, state.options, state.plan)
+    edit = _edit_state(runtime, req, state.namespace, state.options, state.plan)
     edit.is_frozen = True
     return edit
 
 
-def _find(runtime: Runtime, client: ClientPrompt, scope: Scope) -> Found:
+def _find(runtime: Runtime, client: ClientPrompt, claim: Claim) -> Found:
     return runtime.ledger.find(
-        scope,
+        claim,
         client.masked,
         client.masked.to_masked(client.anchor),
         public=client.is_public,

@@ -138,6 +138,7 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
     namespace = namespace_tag(
         recv_req.cache_salt or None, recv_req.extra_key or None, recv_req.lora_id
     )
+    runtime.conversations.take_in(options, namespace, runtime.weight_epoch)
 
     def plan_of(prompt: array[int]) -> Plan:
         return plan_spans(

@@ -11,10 +11,12 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvedit.claims import TRUSTS
 from kvedit.modelstore import DEFAULT_MODEL, models_dir
 
 DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 30000  # SGLang's
+TRUST_FLAG = "--kvedit-trust"
 MIN_ABBREVIATION = len("--mo")
 _ELSEWHERE = ("-h", "--help", "--config")  # no start, or flags that stand in a file
 
@@ -23,7 +25,7 @@ def problems_of(argv: Sequence[str]) -> list[str]:
     """Why a server with these flags cannot start; empty when nothing is known against it."""
     if any(arg.partition("=")[0] in _ELSEWHERE for arg in argv):
         return []
-    return [*model_problems(argv), *port_problems(argv)]
+    return [*model_problems(argv), *port_problems(argv), *trust_problems(argv)]
 
 
 def model_problems(argv: Sequence[str]) -> list[str]:
@@ -53,6 +55,16 @@ def port_problems(argv: Sequence[str]) -> list[str]:
     if not port.isdecimal() or int(port) > 65535 or is_free(host, int(port)):
         return []
     return [f"--port: expected a free port, got {port} (something listens there)"]
+
+
+def trust_problems(argv: Sequence[str]) -> list[str]:
+    """A `--kvedit-trust` that is none of its values."""
+    if not any(arg.partition("=")[0] == TRUST_FLAG for arg in argv):
+        return []
+    value = value_of(argv, TRUST_FLAG)
+    if value in TRUSTS:
+        return []
+    return [f"{TRUST_FLAG}: expected one of {', '.join(TRUSTS)}, got {value or 'nothing'}"]
 
 
 def is_free(host: str, port: int) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kvedit.claims import TokenBook
 from kvedit.config import Config
 from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
 from kvedit.fields import FieldBook
@@ -79,6 +80,7 @@ class Runtime:
         ranks = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
         guard.join(ranks, ctx.tp_rank, lambda: level(self, cache))
         self.ledger = Ledger()
+        self.conversations = TokenBook()
         self.paths = PathBook()
         self.seen_values = SeenValues()
         self.max_request_tokens = min(ctx.model_config.context_len, self.pool_size) - 1

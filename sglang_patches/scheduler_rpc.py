@@ -200,6 +200,7 @@ def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
         },
         "queued_copies": len(runtime.copies),
         "weight_epoch": runtime.weight_epoch,
+        "trust": runtime.config.trust,
         "registry_version": runtime.registry.version,
         "events": None if runtime.publisher is None else runtime.publisher.address,
     }

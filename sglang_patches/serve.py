@@ -16,7 +16,7 @@ from kvedit.config import Config
 from kvedit.errors import BadRequest, Unsupported
 from sglang_patches.cpu import prepare
 from sglang_patches.cpu.defaults import gives_flag, with_cpu_defaults
-from sglang_patches.launch_check import problems_of
+from sglang_patches.launch_check import TRUST_FLAG, problems_of
 
 IS_CPU_HOST = prepare()
 
@@ -28,7 +28,8 @@ OWN_FLAGS = {
     "--kvedit-client-skills": "KVEDIT_CLIENT_SKILLS",
     "--kvedit-exact": "KVEDIT_EXACT",
 }
-OWN_VALUES = {"--kvedit-report": "KVEDIT_REPORT"}  # flags with a value; Config checks it
+# flags with a value; Config checks it
+OWN_VALUES = {"--kvedit-report": "KVEDIT_REPORT", TRUST_FLAG: "KVEDIT_TRUST"}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

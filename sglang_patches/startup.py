@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from kvedit.config import Config
-from kvedit.errors import Unsupported
+from kvedit.errors import BadRequest, Unsupported
 from sglang_patches.startup_fields import CHECK_RESOLVED, REFUSED, TESTED, UNTESTED
 
 HOST_VERSION = "0.5.23"
@@ -53,8 +53,14 @@ def refusals(
     server_args: Any, model_config: Any = None, allow: frozenset[str] | None = None
 ) -> list[str]:
     """All reasons to refuse, in a stable order; empty when the server may start."""
-    allowed = Config.from_env().allow if allow is None else allow
+    problems: list[str] = []
+    allowed = allow or frozenset()
+    try:
+        allowed = Config.from_env().allow if allow is None else allow
+    except BadRequest as error:  # a variable of ours
+        problems.append(str(error).removeprefix("kvedit: "))
     return [
+        *problems,
         *_version_refusals(version("sglang")),
         *_environment_refusals(),
         *_refused_arguments(server_args),

@@ -6,8 +6,9 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from kvedit.claims import Claim
 from kvedit.clientprompt import ClientPrompt
-from kvedit.ledger import Found, Scope
+from kvedit.ledger import Found
 from kvedit.options import Options
 from kvedit.report import TokenSplit
 from kvedit.spans import Pieces, Plan, Refusal, cut, served_ids
@@ -21,19 +22,22 @@ if TYPE_CHECKING:
 class EditState:
     """What editing knows about one request.
 
+    claim      what it may call its own, and where its turn will be kept
     weight_epoch   when it was planned: a turn that ends in another one is not recorded
     found      the earlier turns of its conversation, as they were when it came
     sent       the prompt as the client sent it; others: what may be served instead
+    is_plain   every field is served by recompute
     chosen     the one that is served; is_frozen: it was admitted, so it stays
     max_new_tokens   as the host left it for the prompt that was sent
     """
 
     client: ClientPrompt
-    scope: Scope
+    claim: Claim
     weight_epoch: int
     found: Found
     sent: Variant
     others: tuple[Variant, ...] = ()
+    is_plain: bool = False
     chosen: Variant = field(init=False)
     is_frozen: bool = False
     max_new_tokens: int | None = None
@@ -56,9 +60,27 @@ class EditState:
     @property
     def reason(self) -> str | None:
         """Why the prompt is served as it was sent."""
-        if self.chosen.base != "sent":
-            return None
-        return "no_saving" if self.others else self.found.reason or "strategy"
+        return self.why_sent if self.chosen.base == "sent" else None
+
+    @property
+    def why_sent(self) -> str:
+        """What kept every other prompt from being served. Follows from the request and from turns
+        that are proven to be the caller's, never from what else is remembered or cached."""
+        if not self.client.windows:
+            return "no_field"
+        if self.is_plain:
+            return "strategy"
+        if self.found.reason:
+            return self.found.reason
+        has_turns = any(variant.base == "conversation" for variant in self.others)
+        return "no_saving" if has_turns else "strategy"
+
+    @property
+    def hint(self) -> str | None:
+        """What the client could do about the reason."""
+        reason = self.reason
+        is_wanted = reason == "not_proven" or (reason == "no_base" and self.claim.is_expired)
+        return self.claim.hint if is_wanted else None
 
     def report(self) -> dict[str, object]:
         fields = self.client.fields
@@ -66,6 +88,7 @@ class EditState:
             "client_prompt_tokens": len(self.client.ids),
             "base": self.chosen.base,
             "as_sent_because": self.reason,
+            "as_sent_hint": self.hint,
             "errata": [
                 {
                     "field": fields[line.number].name,

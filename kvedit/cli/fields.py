@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from typing import Any
 
+from kvedit.claims import CHOICES
 from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
 from kvedit.cli.table import print_table
 from kvedit.declaration import ROLES, STRATEGIES
@@ -79,6 +81,10 @@ def _add(args: argparse.Namespace) -> int:
     except Conflict as error:  # the server names the key of its API
         raise Conflict(str(error).replace("replace=true", "--replace")) from None
     print(json.dumps(view, indent=2))
+    if not args.cross_request:  # on stderr: stdout is one JSON object
+        print(
+            f"kvedit: old values come from the caller's own turns only: {CHOICES}", file=sys.stderr
+        )
     return 0
 
 

@@ -7,6 +7,8 @@ import os
 import sys
 from typing import Any
 
+from kvedit.claims import TRUSTS
+
 SERVER_MODULE = "sglang_patches.serve"
 
 DESCRIPTION = """\
@@ -49,6 +51,12 @@ def add_parser(subparsers: Any) -> None:
         choices=("on", "off"),
         help="off: answers carry no report, GET /kvedit/requests/{id} still has it",
     )
+    parser.add_argument(
+        "--kvedit-trust",
+        choices=TRUSTS,
+        help="what proves that an earlier turn is the caller's: tokens (default), replies too "
+        "(a single user), or names too (a gateway sets them)",
+    )
     parser.set_defaults(func=_serve, takes_server_flags=True)
 
 
@@ -61,5 +69,7 @@ def _serve(args: argparse.Namespace) -> int:
             flags.append("--" + name.replace("_", "-"))
     if args.kvedit_report is not None:
         flags += ["--kvedit-report", args.kvedit_report]
+    if args.kvedit_trust is not None:
+        flags += ["--kvedit-trust", args.kvedit_trust]
     sys.stdout.flush()
     os.execv(sys.executable, [sys.executable, "-m", SERVER_MODULE, *flags])

@@ -9,8 +9,9 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
-from sglang_patches.http import compiling
+from sglang_patches.http import compiling, conversation
 from sglang_patches.http.answer import Answer, answer_of, answered
+from sglang_patches.http.conversation import handed_out
 from sglang_patches.http.reports import Refused
 from sglang_patches.http.service import is_enabled, service_of
 from sglang_patches.http.strings import check_strings
@@ -52,9 +53,12 @@ async def _checked(
         obj.sampling_params = settled(obj, is_exact=is_exact)
         if obj.rid is None:
             obj.rid = answer.rid
+        token = conversation.seal(obj)
+    else:
+        token = None
     # Closed with ours, not by the collector: the host's clean-up hangs on it.
     try:
-        async with aclosing(original(manager, obj, request)) as outputs:
+        async with aclosing(handed_out(original(manager, obj, request), token)) as outputs:
             async for output in outputs:
                 yield output
         return
@@ -62,7 +66,7 @@ async def _checked(
         if not await _recompiled(manager, obj, refusal):
             raise
     # A refusal comes before the first output, so nothing is sent twice.
-    async with aclosing(original(manager, obj, request)) as outputs:
+    async with aclosing(handed_out(original(manager, obj, request), token)) as outputs:
         async for output in outputs:
             yield output
 

@@ -12,9 +12,12 @@ from typing import Any
 import pytest
 
 from kvedit.declaration import STRATEGIES
+from tests.server.canary import encode
 from tests.server.chats import (
     LINE,
+    PATTERNS,
     SUFFIX,
+    TEMPLATE,
     Chat,
     Reply,
     declare,
@@ -24,8 +27,10 @@ from tests.server.chats import (
     new_chat,
     remove_fields,
     render,
+    system,
 )
-from tests.server.harness import BASE, Server, ServerPool, fresh_name
+from tests.server.harness import BASE, Answer, HttpError, Server, ServerPool, fresh_name
+from tests.server.texts import english
 
 pytestmark = pytest.mark.real_server
 CONFIG = BASE
@@ -130,7 +135,7 @@ def test_cross_request_shares_values_inside_a_namespace(start: Any, strategy: st
 
 
 def test_names_of_conversations_part_look_alikes(start: Any) -> None:
-    """A named conversation goes on from its own turns only, also from the very first one."""
+    """Of one user, that is. The reply proves, the name says among which turns to look."""
     chat: Chat = start("edit+erratum")
     chat.num_new = 1
     both = users(chat)
@@ -145,6 +150,155 @@ def test_names_of_conversations_part_look_alikes(start: Any) -> None:
     again.values["order"] = "alpha eight"
     reply = again.again(conversation="left")
     assert LINE.findall(again.served(reply)) == [("order", "alpha eight")]
+
+
+# ---- users without salts, and what proves there
+
+
+class Stranger:
+    """Somebody who talks to the server without a salt. Everybody's prompts are alike but for the
+    order, and everybody says the same and is told the same."""
+
+    def __init__(self, server: Server, policy: str, order: str) -> None:
+        self.server, self.policy, self.order = server, policy, order
+
+    def ask(self, replies: list[str], conversation: Any = None, **options: Any) -> Answer:
+        values = {"order": self.order, "stock": "none"}
+        messages = [{"role": "system", "content": system(values, self.policy)}]
+        for question, reply in zip(QUESTIONS, [*replies, None], strict=False):
+            messages.append({"role": "user", "content": question})
+            messages += [] if reply is None else [{"role": "assistant", "content": reply}]
+        if conversation is not None:
+            options["conversation"] = conversation
+        return self.server.generate(encode(render(messages)), num_new=12, kvedit=options)
+
+    def shown(self, answer: Answer) -> str:
+        text: str = self.server.testing(op="served", rid=answer.meta["id"])["text"]
+        return text
+
+
+@pytest.fixture
+def strangers(server: Server) -> Iterator[Any]:
+    """Starts strangers over fields of the namespace of everybody who has none."""
+    names: list[str] = []
+
+    def start(strategy: str, *orders: str) -> list[Stranger]:
+        for name, pattern in PATTERNS.items():
+            body = {"name": name, "pattern": pattern, "strategy": strategy, "template": TEMPLATE}
+            server.call("POST", "/kvedit/fields", {**body, "replace": True})
+            names.append(name)
+        policy = english(fresh_name(), 16)
+        return [Stranger(server, policy, order) for order in orders]
+
+    yield start
+    for name in dict.fromkeys(names):
+        server.call("DELETE", f"/kvedit/fields/{name}")
+
+
+CHANGING = pytest.mark.parametrize(
+    "strategy", ["edit", in_long_runs("erratum"), in_long_runs("edit+erratum")]
+)
+
+
+@CHANGING
+@pytest.mark.parametrize("name", [None, "default"])
+def test_neither_a_name_nor_a_reply_proves_without_a_salt(
+    strangers: Any, strategy: str, name: str | None
+) -> None:
+    victim, thief = strangers(strategy, "alpha four", "bravo two")
+    reply = victim.ask([], name).text
+    victim.ask([reply], name)
+    for replies in ([], [reply]):  # the reply was learnt elsewhere: it is greedy
+        answer = thief.ask(replies, name)
+        assert answer.report["base"] == "sent" and answer.report["composed"] == 0
+        assert answer.report["as_sent_because"] == "not_proven"
+        assert "--kvedit-trust" in answer.report["as_sent_hint"]
+        assert "alpha" not in thief.shown(answer)
+
+
+def test_a_token_proves_and_is_told_to_nobody_else(server: Server, strangers: Any) -> None:
+    victim, thief = strangers("edit+erratum", "alpha four", "bravo two")
+    first = victim.ask([], conversation=True)
+    token = first.report["conversation"]
+    assert (first.report["base"], first.report["as_sent_because"]) == ("sent", "no_base")
+    assert first.report["as_sent_hint"] is None
+    victim.order = "alpha seven"
+    second = victim.ask([first.text], conversation=token)
+    assert second.report["base"] == "conversation" and second.report["composed"] > 100
+    assert LINE.findall(victim.shown(second)) == [("order", "alpha seven")]
+    assert "conversation" not in second.report
+    for other in (True, token[:-1] + "x", "alpha"):
+        answer = thief.ask([first.text], conversation=other)
+        expected = "no_base" if other is True else "not_proven"
+        assert answer.report["as_sent_because"] == expected
+        assert "alpha" not in thief.shown(answer)
+    kept = server.call("GET", f"/kvedit/requests/{first.meta['id']}")
+    assert "conversation" not in kept
+    log = server.log_path.read_text("utf-8", errors="replace")
+    assert token not in log and token.partition("-")[2] not in log
+
+
+def test_a_token_of_another_epoch_proves_nothing(server: Server, strangers: Any) -> None:
+    [one] = strangers("edit+erratum", "alpha four")
+    first = one.ask([], conversation=True)
+    token = first.report["conversation"]
+    server.flush()
+    for _ in range(2):
+        one.order += " more"
+        answer = one.ask([first.text], conversation=token)
+        assert (answer.report["base"], answer.report["as_sent_because"]) == ("sent", "no_base")
+        assert "older" in answer.report["as_sent_hint"]
+    fresh = one.ask([first.text], conversation=True).report["conversation"]
+    one.order = "alpha six"
+    assert one.ask([first.text], conversation=fresh).report["base"] == "conversation"
+
+
+def test_a_reason_says_nothing_of_what_others_did(strangers: Any) -> None:
+    """The same question in a world where somebody asked it before and in one where nobody did."""
+    told = []
+    for is_alone in (True, False):
+        victim, thief = strangers("edit+erratum", "alpha four", "bravo two")
+        reply = "I do not know what to say of it."
+        if not is_alone:
+            victim.ask([])
+            victim.ask([reply])
+        for replies in ([], [reply]):
+            report = thief.ask(replies).report
+            told.append({k: report[k] for k in ("base", "as_sent_because", "as_sent_hint")})
+            status, message = 0, ""
+            try:
+                thief.ask(replies, edits="require", conversation="c")
+            except HttpError as error:
+                status, message = error.status, error.message
+            # the thief's own prompt is cached as it is by now: served; else refused with the reason
+            told.append({"status": status, "message": message})
+    assert told[: len(told) // 2] == told[len(told) // 2 :]
+    assert {one["as_sent_because"] for one in told if "base" in one} == {"not_proven"}
+
+
+@pytest.mark.parametrize("extra", [{"n": 2}, {"prompts": 2}])
+def test_a_token_is_of_one_conversation(server: Server, extra: dict[str, int]) -> None:
+    params = {"max_new_tokens": 1, "custom_params": {"kvedit": {"conversation": True}}}
+    params |= {"n": extra.get("n", 1)}
+    ids: Any = [[5, 6], [7, 8]] if "prompts" in extra else [5, 6]
+    body = {"input_ids": ids, "sampling_params": params}
+    status, message = server.status_of("POST", "/generate", body)
+    assert status == 400 and "conversation: expected one prompt and n 1" in message
+
+
+def test_a_name_proves_nothing_to_those_who_share_a_salt(start: Any) -> None:
+    """A salt is one trust domain; inside, the reply keeps conversations apart as far as it can."""
+    chat: Chat = start("edit")
+    left, right = users(chat).values()
+    left.values["order"], right.values["order"] = SECRETS["left"][0], SECRETS["right"][0]
+    left.ask("How is it?", conversation="default")
+    left.ask("And now?", conversation="default")
+    reply = right.ask("How is it?", conversation="default")
+    assert (reply.report["base"], reply.report["as_sent_because"]) == ("sent", "not_proven")
+    right.history[-1]["content"] = "Something that was never said."
+    reply = right.ask("And now?", conversation="default")
+    assert (reply.report["base"], reply.report["as_sent_because"]) == ("sent", "not_proven")
+    assert "alpha" not in right.served(reply)
 
 
 # ---- a user who types the field

@@ -273,7 +273,7 @@ def test_logprobs_of_the_prompt_are_those_of_the_clients_tokens(changed: Chat) -
 def test_required_edits_are_served_or_refused(new: Any) -> None:
     chat: Chat = new("erratum")
     refused = ask_for(chat, "How is it?", {"edits": "require"})
-    assert refused[0] == 400 and "kvedit: require: no_base" in refused[1]
+    assert refused[0] == 400 and "kvedit: require: not_proven (" in refused[1]
     chat.ask("How is it?")
     chat.values["order"] = "paid"
     status, answer = ask_for(chat, "And now?", {"edits": "require"})

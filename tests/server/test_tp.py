@@ -74,8 +74,9 @@ def scenario(server: Server) -> list[Answer]:
     heads = [random_ids(("tp-h", i), 10 + 40 * i) for i in range(4)]
     answers: list[Answer] = []
 
-    def ask(ids: list[int], **fields: Any) -> None:
+    def ask(ids: list[int], **fields: Any) -> Answer:
         answers.append(server.generate([*ids, 5, 6, 7], num_new=8, top=3, **fields))
+        return answers[-1]
 
     server.add_skill("alpha", alpha)
     server.add_skill("beta", beta, pin=True)
@@ -92,21 +93,25 @@ def scenario(server: Server) -> list[Answer]:
     return answers
 
 
-def edits(server: Server, ask: Callable[..., None]) -> None:
-    """A field that changes twice: in place with a line, then by a line alone, then back."""
+def edits(server: Server, ask: Callable[..., Answer]) -> None:
+    """A field that changes twice: in place with a line, then by a line alone, then back. The
+    conversation is proven by a token, which every rank has to know."""
     where = {"within": 64}
     server.call(
         "POST", "/kvedit/fields", {"name": "st", "pattern": "status: {value}", "where": where}
     )
     text = english("tp", 30)
+    conversation: Any = True
     for value, strategy in [
         ("open", None),
         ("sent away", None),
         ("lost", "erratum"),
         ("open", None),
     ]:
-        options = {"conversation": "tp", "strategy": strategy}
-        ask(encode(f"status: {value}\n{text}\nAnd now?\n"), kvedit=options)
+        options = {"conversation": conversation, "strategy": strategy}
+        answer = ask(encode(f"status: {value}\n{text}\nAnd now?\n"), kvedit=options)
+        if conversation is True:
+            conversation = answer.report.pop("conversation")
     server.call("DELETE", "/kvedit/fields/st")
 
 

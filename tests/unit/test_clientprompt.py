@@ -6,7 +6,8 @@ import pytest
 
 from kvedit.clientprompt import read_prompt
 from kvedit.fields import FieldBook, parse_declaration
-from tests.unit.edit_harness import NAMESPACE, SUFFIX, FakeServer, rendered
+from kvedit.namespace import SHARED
+from tests.unit.edit_harness import SUFFIX, FakeServer, rendered
 
 STATUS = {"name": "status", "pattern": "order_status: {value}"}
 PERSON = {"name": "person", "pattern": "user_name: {value}"}
@@ -20,8 +21,8 @@ server = FakeServer([])
 def read(text, *declarations, form=server.runtime.chat_form):
     book = FieldBook()
     for declaration in declarations:
-        book.declare(parse_declaration(declaration), NAMESPACE)
-    fields = book.visible(NAMESPACE)
+        book.declare(parse_declaration(declaration), SHARED)
+    fields = book.visible(SHARED)
     return read_prompt(server.tokens.encode(text), fields, form, server.tokens)
 
 

@@ -20,6 +20,7 @@ def test_every_variable_reaches_its_setting():
             "KVEDIT_COMPILE_WAIT": "2.5",
             "KVEDIT_OPEN": "1",
             "KVEDIT_CLIENT_SKILLS": "1",
+            "KVEDIT_TRUST": "names",
             "KVEDIT_ALLOW": "a, b,,",
             "KVEDIT_SEAM": "3",
             "KVEDIT_MIN_SPAN": "9",
@@ -38,6 +39,7 @@ def test_every_variable_reaches_its_setting():
         compile_wait_s=2.5,
         open=True,
         client_skills=True,
+        trust="names",
         allow=frozenset({"a", "b"}),
         seam=3,
         min_span_tokens=9,
@@ -65,6 +67,7 @@ def test_every_variable_reaches_its_setting():
         ("KVEDIT_SEAM", "-1"),
         ("KVEDIT_MIN_SPAN", "0"),
         ("KVEDIT_RING_SIZE", "0"),
+        ("KVEDIT_TRUST", "everybody"),
         ("KVEDIT_OPEN", "yes"),
         ("KVEDIT_CLIENT_SKILLS", "2"),
     ],
@@ -74,6 +77,6 @@ def test_a_bad_value_is_refused_with_the_name_of_its_variable(name, text):
         Config.from_env({name: text})
 
 
-@pytest.mark.parametrize("name", ["KVEDIT_SEAM", "KVEDIT_RING_SIZE", "KVEDIT_OPEN"])
+@pytest.mark.parametrize("name", ["KVEDIT_SEAM", "KVEDIT_RING_SIZE", "KVEDIT_OPEN", "KVEDIT_TRUST"])
 def test_an_empty_value_is_an_unset_one(name):
     assert Config.from_env({name: ""}) == Config()

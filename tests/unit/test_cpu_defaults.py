@@ -131,3 +131,11 @@ def test_a_bad_value_of_ours_is_refused_before_the_host_starts(
     with pytest.raises(SystemExit):
         serve.main(["--stock", "--kvedit-report", "maybe"])
     assert "KVEDIT_REPORT: expected on or off, got 'maybe'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", [["--kvedit-trust", "names"], ["--kvedit-trust=names"]])
+def test_our_settings_become_variables(monkeypatch: pytest.MonkeyPatch, given: list[str]) -> None:
+    monkeypatch.setenv("KVEDIT_TRUST", "tokens")
+    flags = serve.launcher_arguments(["--tp", "1", *given, "--model-path", "m"])
+    assert flags[:4] == ["--tp", "1", "--model-path", "m"]
+    assert serve.os.environ["KVEDIT_TRUST"] == "names"

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from sglang_patches import serve
-from sglang_patches.launch_check import model_problems, port_problems, problems_of, value_of
+from sglang_patches.launch_check import (
+    model_problems,
+    port_problems,
+    problems_of,
+    trust_problems,
+    value_of,
+)
 
 
 @pytest.fixture
@@ -85,3 +91,23 @@ def test_serve_ends_with_2_and_all_problems(
         ["kvedit", " --model-path"],
         ["kvedit", " --port"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("argv", "got"),
+    [
+        (["--kvedit-trust", "everybody"], "everybody"),
+        (["--kvedit-trust=everybody"], "everybody"),
+        (["--kvedit-trust="], "nothing"),
+        (["--kvedit-trust"], "nothing"),
+    ],
+)
+def test_a_kind_of_trust_that_does_not_exist_is_refused(argv: list[str], got: str) -> None:
+    expected = f"--kvedit-trust: expected one of tokens, replies, names, got {got}"
+    assert trust_problems(argv) == [expected]
+    assert expected in problems_of(["--model-path", "gpt2", *argv])
+
+
+@pytest.mark.parametrize("argv", [["--kvedit-trust", "names"], ["--kvedit-trust=replies"], []])
+def test_kinds_of_trust_that_exist_pass(argv: list[str]) -> None:
+    assert trust_problems(argv) == []

@@ -8,6 +8,7 @@ from array import array
 import pytest
 
 from kvedit import ledger as module
+from kvedit.claims import Claim
 from kvedit.ledger import MAX_PER_PLACE, Entry, Ledger
 from kvedit.masks import Masked
 from kvedit.served import ServedPath, Window
@@ -38,8 +39,9 @@ def entry(lineage, reply=LONG, *, masked=OPENING, says=0, depth=0):
     )
 
 
-def found(ledger, ids, *, scope=SCOPE, public=False, limit=10**6):
-    return ledger.find(scope, Masked(ids, ()), limit, public=public, text_of=text_of)
+def found(ledger, ids, *, public=False, limit=10**6, **claim):
+    claim = Claim(**{"scope": SCOPE, "by_reply": True} | claim)
+    return ledger.find(claim, Masked(ids, ()), limit, public=public, text_of=text_of)
 
 
 def behind(reply, masked=OPENING):
@@ -61,7 +63,7 @@ def test_a_request_that_goes_on_with_the_reply_is_of_the_conversation():
 
 
 def test_a_first_turn_is_no_base_for_one_that_reads_the_same():
-    assert found(ledger_of(entry(1)), OPENING + SUFFIX).reason == "no_base"
+    assert found(ledger_of(entry(1)), OPENING + SUFFIX).reason == "not_proven"
 
 
 def test_almost_the_whole_reply_must_come_back():
@@ -76,7 +78,7 @@ def test_almost_the_whole_reply_must_come_back():
 def test_a_reply_that_was_tokenised_otherwise_is_known_by_its_text():
     ledger = ledger_of(entry(1, HELLO))
     got = ledger.find(
-        SCOPE,
+        Claim(scope=SCOPE, by_reply=True),
         Masked(behind(array("q", [78, 9])), ()),
         10**6,
         public=False,
@@ -91,7 +93,7 @@ def test_an_aborted_turn_proves_nothing():
 
 def test_look_alikes_with_the_same_reply_are_ambiguous_unless_served_the_same():
     differ = ledger_of(entry(1, says=1), entry(2, says=2))
-    assert found(differ, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(differ, behind(LONG)).reason == "not_proven"
     alike = found(ledger_of(entry(1), entry(2)), behind(LONG))
     assert len(alike.entries) == 2
     assert alike.lineage is None, "nobody knows which of the two goes on"
@@ -106,7 +108,7 @@ def test_a_longer_turn_of_a_look_alike_is_not_taken_for_ones_own():
     alone = ledger_of(first_of_one, second_of_one)
     assert found(alone, regenerated).entries == (second_of_one,), "its own second turn again"
     both = ledger_of(first_of_one, second_of_one, entry(2, says=2))
-    assert found(both, regenerated).reason == "ambiguous_conversation"
+    assert found(both, regenerated).reason == "not_proven"
     parted = ledger_of(first_of_one, second_of_one, entry(2, says=1))
     assert second_of_one not in found(parted, regenerated).entries
     assert found(ledger_of(second_of_one), regenerated).entries == (), "no first reply to tell by"
@@ -126,7 +128,7 @@ def test_a_look_alike_that_was_forgotten_still_counts(monkeypatch, forget):
         ledger.clear()
         assert len(ledger) == 0
         ledger.record(SCOPE, entry(2, says=2))
-    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(ledger, behind(LONG)).reason == "not_proven"
     ledger.record(SCOPE, entry(3, HELLO, says=3))
     assert len(found(ledger, behind(HELLO)).entries) == 1, "another reply, another conversation"
 
@@ -138,7 +140,7 @@ def test_a_look_alike_that_was_served_without_edits_counts_too():
     ledger.note_rival(SCOPE, entry(3, HELLO, says=2))
     assert len(found(ledger, behind(LONG)).entries) == 1, "another reply"
     ledger.note_rival(SCOPE, entry(4, says=2))
-    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(ledger, behind(LONG)).reason == "not_proven"
     assert len(ledger) == 1, "no base of anything"
 
 
@@ -147,7 +149,7 @@ def test_a_look_alike_that_was_named_counts_where_names_are_left_out():
     ledger.record(("ns2", "chat"), entry(2, says=2))
     assert len(found(ledger, behind(LONG)).entries) == 1, "another namespace"
     ledger.record(("ns", "chat"), entry(3, says=2))
-    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(ledger, behind(LONG)).reason == "not_proven"
 
 
 def test_a_look_alike_whose_value_could_not_be_read_counts_too():
@@ -161,7 +163,7 @@ def test_a_look_alike_whose_value_could_not_be_read_counts_too():
         ledger.note_unread(namespace, number, reply)
     assert len(found(ledger, behind(LONG)).entries) == 1
     ledger.note_unread("ns", 5, LONG)
-    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(ledger, behind(LONG)).reason == "not_proven"
 
 
 def test_what_the_conversation_itself_lost_is_no_rival():
@@ -169,19 +171,44 @@ def test_what_the_conversation_itself_lost_is_no_rival():
     assert len(found(ledger, behind(LONG)).entries) == MAX_PER_PLACE
     ledger.clear()
     ledger.record(SCOPE, entry(2, says=3))
-    assert found(ledger, behind(LONG)).reason == "ambiguous_conversation"
+    assert found(ledger, behind(LONG)).reason == "not_proven"
     again = ledger_of(entry(1, says=3))
     again.clear()
     again.record(SCOPE, entry(2, says=3))
     assert len(found(again, behind(LONG)).entries) == 1, "the same text shows nothing"
 
 
-def test_names_and_public_values_need_no_proof_but_stay_in_their_scope():
-    named = ledger_of(entry(1), scope=("ns", "chat"))
-    assert len(found(named, OPENING, scope=("ns", "chat")).entries) == 1
+def test_a_claim_on_a_scope_needs_no_reply_and_stays_in_its_scope():
+    mine = {"is_proven": True, "by_reply": False}
+    kept = ledger_of(entry(1), scope=("ns", "chat"))
+    assert len(found(kept, OPENING, scope=("ns", "chat"), **mine).entries) == 1
     for scope in (("ns", "other"), SCOPE, ("ns2", "chat")):
-        assert found(named, behind(LONG), scope=scope).entries == ()
+        assert found(kept, behind(LONG), scope=scope, **mine).entries == ()
     assert len(found(ledger_of(entry(1)), OPENING, public=True).entries) == 1
+
+
+def test_a_name_narrows_and_proves_nothing():
+    named = ledger_of(entry(1), scope=("ns", "chat"))
+    assert found(named, OPENING, scope=("ns", "chat")).reason == "not_proven"
+    assert len(found(named, behind(LONG), scope=("ns", "chat")).entries) == 1
+    assert found(named, behind(LONG)).entries == ()
+
+
+def test_where_replies_prove_nothing_what_is_remembered_changes_no_reason():
+    """Nobody learns from a reason that somebody asked the same, and got the same reply."""
+    for ledger in (Ledger(), ledger_of(entry(1)), ledger_of(entry(1, says=1), entry(2, says=2))):
+        for prompt in (OPENING, OPENING + SUFFIX, behind(LONG), behind(HELLO)):
+            got = found(ledger, prompt, by_reply=False)
+            assert (got.entries, got.length, got.lineage) == ((), 0, None)
+            assert got.reason == "not_proven"
+
+
+def test_the_reasons_of_one_who_is_proven_are_about_her_own_turns():
+    empty, theirs = Ledger(), ledger_of(entry(1))
+    for ledger in (empty, theirs):
+        for claim in ({"is_proven": True}, {"is_expired": True}):
+            got = found(ledger, behind(HELLO), scope=("ns", "token"), by_reply=False, **claim)
+            assert got.reason == "no_base"
 
 
 def test_the_longest_turn_in_front_of_the_anchor_with_the_same_text_is_found():

@@ -168,3 +168,10 @@ def test_kinds_of_model(kind: dict[str, bool]) -> None:
     vars(model).update(kind)
     (reason,) = startup.refusals(record(), model, NOBODY)
     assert reason.startswith("model: expected a text-only causal language model, got ")
+
+
+def test_a_bad_variable_of_ours_is_one_reason_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVEDIT_TRUST", "everybody")
+    found = startup.refusals(record(pp_size=2))
+    assert "KVEDIT_TRUST: expected one of tokens, replies, names, got 'everybody'" in found
+    assert found[1:] == startup.refusals(record(pp_size=2), allow=NOBODY) != []

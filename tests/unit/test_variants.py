@@ -168,3 +168,114 @@ def test_a_base_that_saves_nothing_is_not_served():
     chat.server.tree.paths.clear()
     outcome = chat.ask("two", "shut")
     assert (outcome.edit.chosen.base, outcome.text) == ("sent", chat.sent)
+
+
+def amended(first, second, **options):
+    """Packed, then shipped, then the same message longer: what is composed saw "packed"."""
+    chat = Chat(first)
+    chat.turn("Hello", "packed")
+    chat.ask("Where is", "shipped")
+    return chat, chat.ask("Where is my parcel", "shipped", how=Options(strategy=second, **options))
+
+
+@pytest.mark.parametrize("first", [None, "edit+erratum", "edit"])
+@pytest.mark.parametrize("second", [None, "edit+erratum"])
+def test_a_message_that_grows_keeps_the_line_of_what_is_composed(first, second):
+    """The line of the shorter message goes with it; the window alone says the value of now."""
+    _, outcome = amended(first, second)
+    assert outcome.edit.chosen.base == "conversation" and outcome.state.pieces
+    assert outcome.text.endswith("Where is my parcel" + LINE.format("shipped") + SUFFIX)
+    assert lines(outcome) == ["status"] and outcome.text.count("[kvedit") == 1
+
+
+@pytest.mark.parametrize("options", [{}, {"splice": "off"}])
+@pytest.mark.parametrize("second", ["erratum", "recompute"])
+def test_exact_strategies_are_served_no_kv_of_another_value(second, options):
+    _, outcome = amended("edit+erratum", second, **options)
+    assert outcome.state.pieces == ()
+    _, plain = amended("edit+erratum", "edit")
+    assert plain.state.pieces and lines(plain) == [], "the control: edit says nothing of it"
+
+
+def test_what_is_composed_is_remembered_over_turns_and_forgotten_with_it():
+    chat = Chat("edit")
+    chat.turn("one", "packed")
+    chat.turn("two", "shipped")
+    chat.turn("three", "shipped")
+    outcome = chat.ask("four", "shipped", how=Options(strategy="edit+erratum"))
+    assert outcome.edit.chosen.base == "conversation" and lines(outcome) == ["status"]
+    again = chat.turn("four", "shipped", how=Options(strategy="edit+erratum"))
+    assert lines(again) == ["status"], "the same turn again says it once"
+    followed = chat.ask("five", "shipped", how=Options(strategy="edit+erratum"))
+    assert lines(followed) == [] and followed.text.count("[kvedit") == 1, "it is said already"
+    chat.server.tree.paths.clear()
+    chat.said = []
+    fresh = chat.ask("one", "shipped", how=Options(strategy="edit+erratum"))
+    assert fresh.text == chat.sent, "nothing is composed, nothing has to be said"
+
+
+def test_a_value_that_comes_back_is_said_to_what_saw_the_other_one():
+    """The window is at its first value again, but a turn was composed while it said another."""
+    chat = Chat("edit")
+    chat.turn("one", "packed")
+    chat.turn("two", "shipped")
+    chat.turn("three", "packed")
+    outcome = chat.ask("four", "packed", how=Options(strategy="edit+erratum"))
+    assert lines(outcome) == ["status"]
+
+
+def test_each_field_keeps_to_its_own_strategy():
+    """One recomputes, the other one changes by a line; then both have to be as they say."""
+    exact = {**PERSON, "strategy": "recompute"}
+    chat = Chat(None, {**STATUS, "strategy": "erratum"}, exact)
+    chat.turn("one", "open", "ann")
+    outcome = chat.turn("two", "shut", "ann")
+    assert (lines(outcome), outcome.edit.chosen.base) == (["status"], "conversation")
+    moved = chat.turn("three", "shut", "bob")
+    assert (moved.edit.chosen.base, moved.text) == ("sent", chat.sent)
+    assert moved.edit.why_sent == "strategy"
+
+
+def test_a_field_that_recomputes_has_no_line_of_an_earlier_strategy():
+    chat = Chat("erratum", {**STATUS, "strategy": "recompute"}, {**PERSON, "strategy": "erratum"})
+    chat.turn("one", "open")
+    chat.turn("two", "shut")
+    assert chat.ask("three", "shut", how=Options()).text == chat.sent
+
+
+def test_an_older_turn_serves_where_the_newest_ones_may_not():
+    """Four times the same message, each answered from composed KV: the first of it was exact."""
+    chat = Chat("edit", min_span=1)
+    chat.turn("one", "a")
+    chat.ask("two", "a")
+    for value in ("b b", "c c c", "d d d d"):
+        chat.ask("two", value)
+    outcome = chat.ask("two", "e", how=Options(strategy="erratum"))
+    assert outcome.edit.chosen.base == "conversation"
+    assert LINE.format("e") in outcome.text and "order_status: a\n" in outcome.text
+
+
+@pytest.mark.parametrize("salt", ["a", None])
+def test_why_a_prompt_is_served_as_sent(salt):
+    """Without a salt there is one reason, whatever is remembered."""
+    chat = Chat("erratum")
+
+    def why(user, status, strategy="erratum"):
+        prompt = rendered([("system", f"order_status: {status}\n{MORE}"), *said, ("user", user)])
+        how = Options(strategy=strategy)
+        return chat.server.ask(
+            prompt, "Nine words that only one conversation has ever heard", how, salt=salt
+        ).edit
+
+    said = []
+    assert why("one", "open").reason == "not_proven"
+    said = [
+        ("user", "one"),
+        ("assistant", "Nine words that only one conversation has ever heard"),
+    ]
+    assert why("two", "open", "recompute").reason == "strategy"
+    edit = why("two", "shut")
+    assert edit.reason == (None if salt else "not_proven")
+    assert (edit.hint is None) == bool(salt)
+    chat.server.tree.paths.clear()
+    assert why("three", "open").reason == ("no_saving" if salt else "not_proven")
