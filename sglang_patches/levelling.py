@@ -23,6 +23,7 @@ def level(runtime: Runtime, cache: KvEditCache) -> None:
     """Forget turns and paths as after a restart, and all of the tree that is not in use: looking
     a prompt up cuts nodes and makes them recent, and the ranks may not have looked alike."""
     runtime.ledger.forget_everything(highest(runtime.ledger.last_lineage))
+    runtime.conversations.clear()
     runtime.paths.clear()
     runtime.seen_values.clear()
     cache.evict(

@@ -24,11 +24,12 @@ TOKEN_BYTES = 16  # 128 random bits
 _DIGEST_KEY = secrets.token_bytes(32)
 
 
-def seal(obj: Any) -> str | None:
+def seal(obj: Any, *, has_reports: bool = True) -> str | None:
     """Put digests in place of the names and tokens in the options of ``obj``, which stand there in
     wire form. Returns the token to hand out with the answer; None: none was asked for.
 
-    Raises BadRequest for ``true`` with several prompts or samples.
+    Raises BadRequest for ``true`` with several prompts or samples, or where answers have no report
+    that could carry a token.
     """
     params = obj.sampling_params
     options = [_options_of(one) for one in (params if isinstance(params, list) else [params])]
@@ -36,6 +37,11 @@ def seal(obj: Any) -> str | None:
         return None
     token = None
     if any(one is not None and one.conversation is True for one in options):
+        if not has_reports:
+            raise BadRequest(
+                f"{PATH}.conversation: expected a name from a server without reports "
+                "(--kvedit-report off), got true"
+            )
         _check_single(obj, options)
         token = PREFIX + secrets.token_hex(TOKEN_BYTES)
     if isinstance(params, list):

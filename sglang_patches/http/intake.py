@@ -53,7 +53,7 @@ async def _checked(
         obj.sampling_params = settled(obj, is_exact=is_exact)
         if obj.rid is None:
             obj.rid = answer.rid
-        token = conversation.seal(obj)
+        token = conversation.seal(obj, has_reports=service.config.reports)
     else:
         token = None
     # Closed with ours, not by the collector: the host's clean-up hangs on it.

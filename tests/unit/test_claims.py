@@ -92,3 +92,33 @@ def test_the_book_is_bounded_and_keeps_what_is_used(monkeypatch):
     assert len(book) == 2 and claim(SENT, book).is_proven
     book.clear()
     assert not claim(SENT, book).is_proven
+
+
+def test_what_levels_the_ranks_forgets_tokens_too():
+    """One rank may have taken a token in before an error, another may not."""
+    from types import SimpleNamespace
+    from typing import Any
+
+    import torch
+
+    from kvedit.donorpaths import PathBook
+    from kvedit.ledger import Ledger
+    from kvedit.seenvalues import SeenValues
+    from sglang_patches.levelling import level
+
+    runtime: Any = SimpleNamespace(
+        ledger=Ledger(),
+        conversations=issued(),
+        paths=PathBook(),
+        seen_values=SeenValues(),
+        registry=SimpleNamespace(all=lambda: ()),
+        pins=(),
+    )
+    cache: Any = SimpleNamespace(
+        full_evictable_size=lambda: 0,
+        swa_evictable_size=lambda: 0,
+        evict=lambda params: None,
+        token_to_kv_pool_allocator=SimpleNamespace(free_pages=torch.tensor([2, 1])),
+    )
+    level(runtime, cache)
+    assert not claim(SENT, runtime.conversations).is_proven

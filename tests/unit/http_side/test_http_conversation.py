@@ -28,6 +28,7 @@ class Host:
         self.options: Options | None = None
 
     async def generate_request(self, obj: Any, request: Any = None) -> Any:
+        obj.normalize_batch_and_arguments()
         self.logged.append(repr(obj))
         params = obj.sampling_params[0] if isinstance(obj.sampling_params, list) else None
         params = params or obj.sampling_params
@@ -144,3 +145,11 @@ def test_an_answer_without_a_report_stays_as_it_is() -> None:
         return [output async for output in conversation.handed_out(outputs(), "t")]
 
     assert asyncio.run(drain()) == [{"meta_info": {"finish_reason": {"type": "abort"}}}]
+
+
+def test_a_server_without_reports_makes_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It could not reach its client, who would go on without an edit for ever."""
+    monkeypatch.setenv("KVEDIT_REPORT", "off")
+    with pytest.raises(BadRequest, match="conversation: expected a name from a server without rep"):
+        send(Host(), {"conversation": True})
+    send(Host(), {"conversation": "a name"})
