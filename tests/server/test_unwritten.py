@@ -67,15 +67,14 @@ def furthest(one: list[torch.Tensor], other: list[torch.Tensor]) -> float:
 
 
 def test_a_turn_on_unwritten_slots_is_no_base(server: Server, tmp_path: Path) -> None:
-    report, good = second_turn(server, tmp_path / "good.pt", fails=False)
+    report, _ = second_turn(server, tmp_path / "good.pt", fails=False)
     assert (report["base"], report["edited"]) == ("conversation", ["st"]), "the control composes"
     report, mended = second_turn(server, tmp_path / "bad.pt", fails=True)
     assert report["base"] == "sent" and not report["edited"]
-    # composed against computed: an approximation, where unwritten slots were off by 1.6
-    assert furthest(good, mended) < 0.5
     fresh, computed = fresh_tail(server, tmp_path / "fresh.pt")
     assert fresh["composed"] == 0
-    assert furthest(computed, mended) < 0.5
+    # what was composed behind unwritten slots was off by 1.6; this is the rounding of bf16
+    assert furthest(computed, mended) < 0.1
 
 
 def fresh_tail(server: Server, path: Path) -> tuple[Any, list[torch.Tensor]]:
