@@ -54,7 +54,7 @@ ROUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "chat usage": ("/v1/chat/completions", {**CHAT, **USAGE}),
     "responses": (
         "/v1/responses",
-        {"model": "m", "input": MESSAGES, "temperature": 0, "max_output_tokens": 16},
+        {"model": "m", "input": MESSAGES, "temperature": 0, "max_output_tokens": 3},
     ),
     "messages": ("/v1/messages", {"model": "m", **SYSTEM_AND_USER, **LIMIT}),
     "ollama chat": ("/api/chat", {**OLLAMA, "messages": MESSAGES}),
@@ -71,7 +71,19 @@ def events(server: Server, path: str, body: dict[str, Any]) -> list[Any]:
     )
     with urllib.request.urlopen(request, timeout=300) as response:
         lines = response.read().decode().splitlines()
-    return [load(line.removeprefix("data: ")) for line in lines if line]
+    return named([load(line.removeprefix("data: ")) for line in lines if line])
+
+
+def named(sent: list[Any]) -> list[Any]:
+    """Events that have a name ("event: ...") as one object, the data by the name."""
+    result: list[Any] = []
+    for item in sent:
+        is_data_of_named = result and isinstance(result[-1], str) and result[-1] != "[DONE]"
+        if is_data_of_named:
+            result[-1] = {result[-1]: item}
+        else:
+            result.append(item)
+    return result
 
 
 def load(text: str) -> Any:
@@ -87,7 +99,7 @@ def shape(value: Any) -> Any:
         return [(key, shape(item)) for key, item in value.items()]
     if isinstance(value, list):
         return distinct(value)
-    return value if isinstance(value, str) and value.startswith(("event:", "[DONE]")) else "."
+    return value if value == "[DONE]" else "."
 
 
 def distinct(values: list[Any]) -> list[Any]:
@@ -157,8 +169,8 @@ def test_reports_are_found_by_the_id_of_the_answer(ours: Server) -> None:
     assert found(answer["id"])["computed"] == answer["usage"]["input_tokens"]
     assert sum(found(answer["id"])[kind] for kind in ("exact", "composed", "derived")) == cached
     sent = events(ours, path, {**body, "stream": True})
-    [start] = [e for e in sent if isinstance(e, dict) and e["type"] == "message_start"]
-    assert found(start["message"]["id"])["computed"] > 0
+    [start] = [event for event in sent if "event: message_start" in event]
+    assert found(start["event: message_start"]["message"]["id"])["computed"] > 0
     path, body = ROUTES["responses"]
     assert found(events(ours, path, body)[0]["id"])["computed"] > 0
     for path, body in (ROUTES["ollama chat"], ROUTES["ollama generate"]):
