@@ -15,7 +15,7 @@ cpu.prepare()  # before the first import of sglang on a host without a GPU
 from sglang_patches.admission import _cover  # noqa: E402
 from sglang_patches.metrics import Metrics  # noqa: E402
 from sglang_patches.runtime import Runtime  # noqa: E402
-from sglang_patches.state import RequestState  # noqa: E402
+from sglang_patches.state import RequestState, report_of  # noqa: E402
 
 EVICTED = Refusal(skill="policy", reason="evicted")
 
@@ -37,7 +37,6 @@ def admitted_again(output: list[int]) -> SimpleNamespace:
         prefix_len=0,
         extend_end=8,
         output_ids=array("q", output),
-        customized_info={"kvedit": [state.report()]},
         to_finish=None,
     )
     _cover(SimpleNamespace(runtime=runtime), req, state)
@@ -52,6 +51,7 @@ def test_before_any_output_it_is_a_400() -> None:
 def test_with_output_it_is_served_plainly_and_the_report_says_so() -> None:
     req = admitted_again([5, 6])
     assert req.to_finish is None
-    [report] = req.customized_info["kvedit"]
+    report = report_of(req)
+    assert report is not None
     assert report["refused"] == [{"skill": "policy", "reason": "evicted"}]
     assert (report["computed"], report["evicted"]) == (8, [3])
