@@ -94,7 +94,7 @@ def test_no_chunk_behind_unwritten_slots_is_cached(servers: ServerPool, copy: st
     """Several chunks are left to prefill when the copy fails: of one run, or of the second."""
     server = servers.get(SMALL_CHUNK)
     flushed(server)
-    one, two = canary(("unwritten", 1)), canary(("unwritten", 2))
+    one, two = canary(("unwritten", copy, 1)), canary(("unwritten", copy, 2))
     one.register(server)
     two.register(server)
     tail = random_ids(("unwritten", copy), 3 * SMALL_CHUNK.chunk)
