@@ -7,7 +7,7 @@ import pytest
 from kvedit.boundaries import MAX_BOUNDARIES
 from tests.server.harness import HttpError, Server, fresh_name, random_ids
 
-NUM_STORM_TOKENS = 1_500
+NUM_STORM_TOKENS = 500
 
 
 @pytest.fixture
