@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kvedit.spans import Piece, Pieces, Refusal
 
-MAX_BOUNDARIES = 16  # forced chunk boundaries of one admission
+MAX_BOUNDARIES = 16  # forced chunk boundaries, each time a request is admitted
 Lost = tuple[int, Refusal]  # segment and why nothing is composed from it
 
 
@@ -27,11 +27,11 @@ class Afforded:
 
 
 def afford(pieces: Pieces, matched: int, price_tokens: int) -> Afforded:
-    """Drop the runs behind ``matched`` cached tokens that hold fewer than ``price_tokens`` tokens,
-    and of the others all but the MAX_BOUNDARIES longest. O(number of pieces)."""
+    """Drop the runs behind ``matched`` cached tokens that hold no more than ``price_tokens``
+    tokens, and of the others all but the MAX_BOUNDARIES longest. O(number of pieces)."""
     forced = [run for run in _runs(pieces) if run[0].start > matched]
-    cheap = [run for run in forced if _length(run) < price_tokens]
-    paying = [run for run in forced if _length(run) >= price_tokens]
+    cheap = [run for run in forced if _length(run) <= price_tokens]
+    paying = [run for run in forced if _length(run) > price_tokens]
     longest_first = sorted(paying, key=_length, reverse=True)  # stable: earlier runs first
     too_many = longest_first[MAX_BOUNDARIES:]
     dropped = {id(piece) for run in (*cheap, *too_many) for piece in run}

@@ -7,8 +7,9 @@ price of each forced chunk boundary. What is cached exactly is approximated only
 a minimum; a tie goes to the spelling with fewer composed tokens.
 
 The search follows only spellings that the tree really continues. First it walks along the longest
-cached one, then it branches. They look at most MAX_MATCHES times into the tree, and only the walk
-looks more than MAX_BRANCHING times: a path with every boundary of a request in it is found.
+cached one, one look into the tree for each change between real and composed: a conversation makes
+some in every turn, and a path that is not found is computed anew. Then it branches. A walk makes at
+most MAX_WALK looks, branching MAX_BRANCHING; a look costs O(length of the prompt).
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvedit.boundaries import MAX_BOUNDARIES, Afforded, Lost, afford
+from kvedit.boundaries import Afforded, Lost, afford
 from kvedit.spans import FREE, Piece, Pieces, Span, Worth, cut, overlap
 
 MAX_BRANCHING = 24
-MAX_MATCHES = MAX_BRANCHING + MAX_BOUNDARIES
+MAX_WALK = 512
+MAX_MATCHES = MAX_BRANCHING + MAX_WALK
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class _Search:
         self._match = match
         self._composable = composable
         self._worth = worth
-        self._matches_left = MAX_MATCHES
+        self._steps_left, self._branches_left = MAX_WALK, MAX_BRANCHING
         self._measured: dict[Pieces, int] = {}
         self.found: list[Choice] = []
 
@@ -96,7 +98,6 @@ class _Search:
         """Measure one spelling and remember what it would cost; returns its cached length."""
         if pieces in self._measured:
             return self._measured[pieces]
-        self._matches_left -= 1
         matched = self._measured[pieces] = self._match(pieces)
         served, lost = self._without_uncomposable(pieces, matched)
         afforded = afford(served, matched, self._worth.boundary)
@@ -119,7 +120,8 @@ class _Search:
         other may go on. One look for each change between real and composed."""
         decided: Pieces = ()
         first = 0
-        while first < len(spans) and self._matches_left > 1:
+        while first < len(spans) and self._steps_left > 0:
+            self._steps_left -= 1
             rest = tuple(Piece(s, s.start, s.stop) for s in spans[first:])
             composed, real = self.consider(decided + rest), self.consider(decided)
             reached = max(composed, real)
@@ -130,23 +132,24 @@ class _Search:
                 decided += rest[:passed]
             first += passed
 
+    def _branch(self, pieces: Pieces) -> int:
+        self._branches_left -= pieces not in self._measured
+        return self.consider(pieces)
+
     def explore(self, spans: tuple[Span, ...], decided: Pieces, next_span: int) -> None:
         """Spell every span from ``next_span`` on as composed, then branch where real continues."""
-        if next_span >= len(spans) or not self._may_branch():
+        if next_span >= len(spans) or self._branches_left <= 0:
             return
         rest = tuple(Piece(s, s.start, s.stop) for s in spans[next_span:])
-        matched = self.consider(decided + rest)
+        matched = self._branch(decided + rest)
         for i, span in enumerate(spans[next_span:], next_span):
-            if not self._may_branch():
+            if self._branches_left <= 0:
                 return
             before = decided + rest[: i - next_span]
-            if self.consider(before) > span.start:  # the tree goes on with the real spelling
+            if self._branch(before) > span.start:  # the tree goes on with the real spelling
                 self.explore(spans, before, i + 1)
             if matched <= span.start:
                 return  # the tree ends in front of this span: later spellings cannot matter
-
-    def _may_branch(self) -> bool:
-        return self._matches_left > MAX_MATCHES - MAX_BRANCHING
 
     def _without_uncomposable(
         self, pieces: Pieces, matched: int

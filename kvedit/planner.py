@@ -69,7 +69,7 @@ def worth_of(options: Options, limits: PlanLimits) -> Worth:
     is_required = "require" in (options.splice, options.edits)
     return Worth(
         boundary=0 if is_required else limits.boundary_tokens,
-        min_saving=limits.min_span_tokens,
+        min_saving=1 if is_required else limits.min_span_tokens,
     )
 
 

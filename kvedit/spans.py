@@ -75,7 +75,7 @@ class Refusal:
 class Worth:
     """When composing is worth it, in tokens.
 
-    boundary    tokens that a run must hold to pay for the forced chunk boundary in front of it
+    boundary    price of a forced chunk boundary: the run behind it must hold more tokens
     min_saving  tokens that must be saved before what is cached exactly is approximated
     """
 

@@ -167,7 +167,7 @@ def _settle_cover(runtime: Runtime, req: Any, state: RequestState, split: TokenS
         for segment, refusal in lost
         if refusal.reason == "evicted" and not runtime.is_path(segment)
     }
-    if state.options.splice == "require" and state.split.refused:
+    if state.unmet or (state.options.splice == "require" and state.split.refused):
         refuse_late(req, state)
 
 

@@ -149,10 +149,14 @@ def choose_prompt(cache: KvEditCache, req: Any, state: RequestState, edit: EditS
     would give up exact KV for less than a minimum span."""
     if edit.max_new_tokens is None:
         edit.max_new_tokens = req.sampling_params.max_new_tokens
-    fitting = [v for v in edit.others if _fits(cache.runtime, edit, v)]
+    offered = [edit.sent, *(v for v in edit.others if _fits(cache.runtime, edit, v))]
+    if state.options.edits == "require":
+        reaching = [v for v in offered if _reaches(cache, req, edit, v)]
+        state.unmet = "" if reaching else f"edits: {edit.why_sent}"
+        offered = reaching or offered
     exact = _choice(cache, req, edit.sent).exact
     chosen = min(
-        (edit.sent, *fitting),
+        offered,
         key=lambda variant: _choice(cache, req, variant).cost(variant.plan.worth, exact),
     )
     if chosen is not edit.chosen:
@@ -201,17 +205,15 @@ def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
     reasons = [f"{item.field}: {item.reason}" for item in edit.client.refused]
     if not edit.client.windows:
         return reasons or ["no_field"]
-    fields_end = edit.client.windows[-1].stop
-    variants = [edit.sent, *edit.others]
-    if not any(_reaches(cache, req, edit, v, fields_end) for v in variants):
+    if not any(_reaches(cache, req, edit, v) for v in (edit.sent, *edit.others)):
         hint = f" ({edit.hint})" if edit.hint else ""
         reasons.append(f"{edit.why_sent}{hint}")
     return reasons
 
 
-def _reaches(
-    cache: KvEditCache, req: Any, edit: EditState, variant: Variant, fields_end: int
-) -> bool:
+def _reaches(cache: KvEditCache, req: Any, edit: EditState, variant: Variant) -> bool:
+    """Whether reuse reaches beyond every field of the prompt."""
+    fields_end = max((window.stop for window in edit.client.windows), default=0)
     choice = _choice(cache, req, variant)
     reused = len(variant.path.ids) - choice.computed
     return reused > fields_end or choice.matched > fields_end

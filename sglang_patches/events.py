@@ -34,8 +34,9 @@ class EventPublisher:
         self._dir = Path(tempfile.mkdtemp(prefix=f"events-{os.getpid()}-", dir=run_dir))
         path = self._dir / "pub"
         self.address = f"ipc://{path}"
-        self._socket = zmq.Context.instance().socket(zmq.PUB)
+        self._socket: zmq.Socket[bytes] | None = None
         try:
+            self._socket = zmq.Context.instance().socket(zmq.PUB)
             self._socket.setsockopt(zmq.SNDHWM, 1000)
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.bind(self.address)
@@ -49,11 +50,13 @@ class EventPublisher:
         """Send an event, whatever its fields hold; one that cannot be sent is counted."""
         with contained("events"):
             trip("events")
+            assert self._socket is not None  # else there is no publisher
             frame = orjson.dumps({"event": kind, "time": time.time(), **fields})
             self._socket.send_multipart([TOPIC, frame], flags=zmq.NOBLOCK)
 
     def close(self) -> None:
-        self._socket.close()
+        if self._socket is not None:
+            self._socket.close()
         shutil.rmtree(self._dir, ignore_errors=True)  # nothing depends on it
 
 

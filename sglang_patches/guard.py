@@ -17,10 +17,10 @@ holds for hooks that every rank enters in the same order, and boundaries do not 
 launch of copies, which all ranks enter in step (behind an ``agree()``, or outside of any hook).
 
 Cost with several ranks, one all_reduce of one integer over the host's CPU group each (on one
-host about 0.1 ms); none at all for requests without a plan, but for the one at intake:
-    1 at intake; per try of admission 1 for the match (1 more where fields are declared, and
-    1 where the queue is ordered by match); per composed run 3; per chunk 1; per launch of
-    copies 1; 1 at the end. A compile: 2. A command: 2.
+host about 0.1 ms). None while nothing is registered; then for each request
+    1 at intake, 1 per chunk, 1 at the end; where something could be composed or edited, per try
+    of admission 1 for the match (1 more where fields are declared, and 1 where the queue is
+    ordered by match), per composed run 3, per launch of copies 1. A compile: 4. A command: 2.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def join(group: Any, rank: int, level: Callable[[], None]) -> None:
     """Vote among the ranks of ``group`` (None: there is no other) from now on.
 
     level: makes equal, after a lost vote, what a body may have changed on some ranks only. It
-    runs behind the hook's ``on_error``, when no rank holds a lock for that hook any more.
+    runs behind the hook's ``on_error``; only around a launch of copies inside a splice do all
+    ranks still hold the splice's locks.
     """
     _ranks.group, _ranks.rank, _ranks.level = group, rank, level
 

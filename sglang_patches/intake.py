@@ -36,7 +36,7 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
         return
     if not _concerns(cache.runtime, recv_req):
         return  # installed but unused: nothing of ours touches the request
-    with boundary("intake", lambda: _forget(cache.runtime, req)) as hook:
+    with boundary("intake", lambda: _forget(cache.runtime, req, recv_req)) as hook:
         trip("intake")
         settle = _take_in(cache, req, recv_req)
     if hook.is_well:
@@ -60,15 +60,19 @@ def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> 
 def _serve_as_sent(runtime: Runtime, req: Any, state: RequestState, edit: EditState) -> None:
     serve(runtime, req, state, edit, edit.sent)
     state.edit = None
+    if state.options.edits == "require":
+        state.unmet = "edits: internal_error"
 
 
-def _forget(runtime: Runtime, req: Any) -> None:
+def _forget(runtime: Runtime, req: Any, recv_req: Any) -> None:
     """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
-    one namespace, and somebody waits for the outcome."""
+    one namespace, and somebody waits for the outcome. Nor what requires reuse."""
     req.kvedit = None
     reason = "internal error, see the server's log"
     if runtime.compile_failed(req.rid, reason) is not None:
         req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+    elif '"require"' in str(_requested(recv_req)):  # whatever could not be read in it
+        _refuse_request(req, recv_req, f"kvedit: require: {reason}")
 
 
 def _concerns(runtime: Runtime, recv_req: Any) -> bool:
@@ -232,7 +236,9 @@ def refuse_late(req: Any, state: RequestState) -> None:
     retracted and its skill is gone since, so it goes on plainly and its report says so."""
     if req.output_ids:
         return
-    reasons = "; ".join(_spelled(refusal) for refusal in state.split.refused)
+    is_required = state.options.splice == "require"
+    refused = [_spelled(refusal) for refusal in state.split.refused] if is_required else []
+    reasons = "; ".join([*refused, *filter(None, [state.unmet])])
     req.to_finish = FINISH_ABORT(f"kvedit: require: {reasons}", HTTPStatus.BAD_REQUEST, REFUSED)
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.mem_cache.base_prefix_cache import InsertParams
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.spans import Piece, Refusal, served_ids
 from sglang_patches.copies import Copy
 from sglang_patches.donors import Donor, find_donor
-from sglang_patches.guard import agree, trip
+from sglang_patches.guard import LostVote, agree, trip
 from sglang_patches.pools import LostWindowSlots
 from sglang_patches.state import RequestState
 
@@ -54,9 +54,12 @@ class Splice:
         """Raises whatever goes wrong, and LostVote when it did on another rank."""
         self._path_lock = self._cache.lock(self._req.last_node)
         lost = self._collect_donors()
+        cached = self._cache.match_prefix(MatchPrefixParams(key=self._key()))
         agree()  # refusing and evicting change what all ranks share
         if lost is not None:
             self._refuse(lost, self._why_lost(lost.span.segment))
+        elif cached.device_prefix_len > self.start:
+            self._take_over(cached)
         elif not self._allocate():
             self._refuse(self._donors[0].piece, "no_slots")
         else:
@@ -64,7 +67,7 @@ class Splice:
 
     def commit(self) -> bool:
         """Copies to the queue, the donors' locks with them. Returns whether it was spliced."""
-        if self.node is not None:
+        if self._copies and self.node is not None:
             locks = [*(donor.lock for donor in self._donors), self._cache.lock(self.node)]
             self._donors = []
             self._cache.runtime.copies.put(self._copies, locks, holder=self._req)
@@ -79,6 +82,17 @@ class Splice:
                 self._cache.runtime.distrust(segment)
         self._state.drop(self.start, "internal_error")
         self._release()
+
+    def _take_over(self, cached: MatchResult) -> None:
+        """The run is in the tree by now, spliced for another request while this one computed its
+        chunk. The whole of it serves; where only a part is there, the rest is computed. Its donors
+        are known, so its copies have not failed."""
+        if cached.device_prefix_len < self.stop:
+            self._refuse(self._donors[0].piece, "overtaken")
+            return
+        self.node = cached.last_device_node
+        path = self._cache.path_device_indices(self.node)
+        self.slots, self._is_in_tree = path[self.start : self.stop].to(torch.int64), True
 
     def _collect_donors(self) -> Piece | None:
         """Lock the donor of every piece in [start, stop); the first piece that has none."""
@@ -104,8 +118,11 @@ class Splice:
         return "evicted"
 
     def _allocate(self) -> bool:
-        num_tokens = self.stop - self.start
+        num_tokens, runtime = self.stop - self.start, self._cache.runtime
+        num_failed = len(runtime.unwritten)
         evict_from_tree_cache(self._cache, num_tokens)
+        if len(runtime.unwritten) > num_failed:
+            raise LostVote  # a launch in there was voted down; this splice ends alike on all ranks
         slots = self._cache.token_to_kv_pool_allocator.alloc(num_tokens)
         self.slots = None if slots is None else slots.to(torch.int64)
         return slots is not None
@@ -138,14 +155,19 @@ class Splice:
         """The slots as the continuation of the request's path of ``start`` tokens."""
         req = self._req
         path = self._cache.path_device_indices(req.last_node)[: self.start].to(torch.int64)
-        ids = served_ids(req.full_untruncated_fill_ids[: self.stop], self._state.pieces)
         return InsertParams(
-            key=RadixKey(ids, req.extra_key, cache_salt=req.cache_salt),
+            key=self._key(),
             value=torch.cat([path, slots]),
             prev_prefix_len=self.start,
             inserted_len=self.start,
             priority=req.priority or 0,
         )
+
+    def _key(self) -> RadixKey:
+        """The request's path up to the end of the run, as it is served."""
+        req = self._req
+        ids = served_ids(req.full_untruncated_fill_ids[: self.stop], self._state.pieces)
+        return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
 
     def _refuse(self, piece: Piece, reason: str) -> None:
         self._state.give_up(self.start)

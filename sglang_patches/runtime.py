@@ -225,7 +225,8 @@ class Runtime:
         segments becomes unreachable, and ``unwritten`` names the slots whose requests the next
         forward ends.
         """
-        self.copies.release_done()
+        with guard.contained("release_done"):
+            self.copies.release_done()
         if not len(self.copies):
             return
         batch = self.copies.pending()

@@ -113,6 +113,7 @@ class RequestState:
                once the request is admitted, for a waiting request is matched again and again
     evicted    segments that a refusal found evicted: the HTTP process recompiles them
     edit       which prompt is served; None where no field concerns the request
+    unmet      why ``edits: require`` could not be met when the request was last tried
     no_edits   why the fields of the namespace were not looked for; None: they were, or none is
     """
 
@@ -128,6 +129,7 @@ class RequestState:
     evicted: set[int] = field(default_factory=set)
     edit: EditState | None = None
     no_edits: str | None = None
+    unmet: str = ""
 
     def replan(self, plan: Plan) -> None:
         """Another prompt is served; nothing of it is covered yet."""

@@ -22,7 +22,7 @@ TESTING_ENV = {
     "SGLANG_CHECK_KV_PAGE_INVARIANTS": "1",
     "OMP_NUM_THREADS": "1",
     # Short skills keep the tests short; a prompt that repeats a skill's head still finds no buyer.
-    "KVEDIT_BOUNDARY_TOKENS": "17",
+    "KVEDIT_BOUNDARY_TOKENS": "16",
 }
 
 

@@ -32,7 +32,7 @@ def num_passes(server: Server) -> int:
 @pytest.mark.parametrize("head, options", [(16, {"seam": 0}), (32, None)])
 def test_a_prompt_that_repeats_a_skills_head_is_not_cut_to_pieces(base, price, head, options):
     """Each repetition could be spliced behind a boundary of its own; none of them pays."""
-    assert price > 16
+    assert price >= 16
     skill, name = random_ids(("storm", head), 200), fresh_name()
     base.add_skill(name, skill)
     ids = repeated(("storm prompt", head), [*skill[:head], 7])
@@ -62,7 +62,7 @@ def test_require_pays_any_price_for_a_limited_number_of_boundaries(base):
 
 
 def test_a_cached_path_and_a_load_back_are_free(base, price):
-    skill, name = random_ids("short", price - 1), fresh_name()
+    skill, name = random_ids("short", price), fresh_name()
     base.add_skill(name, skill)
     head, tail = random_ids("short head", 40), [5, 6, 7]
     dear = base.generate(head + skill + tail, kvedit={"seam": 0})

@@ -33,7 +33,7 @@ def test_a_run_in_which_the_cached_prefix_ends_is_free():
 
 def test_adjacent_spans_pay_together():
     spans = span(10, 26, 1), span(26, 42, 2), span(50, 66, 3)
-    afforded = afford(whole(*spans), 0, 32)
+    afforded = afford(whole(*spans), 0, 31)
     assert afforded.pieces == whole(*spans[:2])
     assert afforded.num_boundaries == 1
 

@@ -170,7 +170,7 @@ def weigh(tree, spans, worth, num_tokens=NUM_TOKENS):
 
 
 def test_a_forced_boundary_must_pay():
-    choice = weigh(Tree(), SPANS, Worth(boundary=12))
+    choice = weigh(Tree(), SPANS, Worth(boundary=11))
     assert choice.pieces == whole(*SPANS[:3])  # 4..20 is one run, 44..55 holds 11 tokens
     assert [(segment, r.reason) for segment, r in choice.unpaid] == [(4, "not_worth_a_pass")]
     assert choice.computed == NUM_TOKENS - 16 - 12
@@ -204,6 +204,26 @@ def test_runs_that_did_not_pay_are_found_real_between_composed_ones():
     assert choice.matched == 5899
     assert choice.pieces == whole(*kept)
     assert len(looks) <= MAX_MATCHES
+
+
+def test_a_long_conversation_is_found_again_though_every_turn_left_short_runs_real():
+    """One long run that paid and one short run that did not, in each of a hundred turns."""
+    spans = tuple(span(100 * i, 100 * i + (50 if i % 2 else 5), i) for i in range(1, 200))
+    kept = tuple(s for s in spans if s.segment % 2)
+    real = array("q", range(100_000, 120_000))
+    cached = served_ids(real[:20_000], whole(*kept))
+
+    def match(pieces):
+        return common(served_ids(real, pieces), cached)
+
+    choice = choose_path(
+        [spans],
+        num_tokens=len(real),
+        match=match,
+        composable=lambda s: True,
+        worth=Worth(boundary=20, min_saving=16),
+    )
+    assert (choice.matched, choice.num_boundaries) == (20_000, 0)
 
 
 def test_exact_tokens_are_given_up_for_a_minimum_only():
