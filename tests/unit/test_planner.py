@@ -266,3 +266,14 @@ def test_spans_lie_where_they_may(chosen, page, seam, least):
     again = plan(registry, prompt, page_size=page, default_seam=seam, min_span_tokens=least)
     assert made == again
     assert made.registry_version == registry.version
+
+
+def test_what_requires_reuse_gets_it_at_any_price():
+    skill = text(1, 50)
+    registry = registry_of(skill)
+    prompt = HEAD + skill + TAIL
+    usual = plan(registry, prompt, boundary_tokens=40).worth
+    assert (usual.boundary, usual.min_saving) == (40, LIMITS.min_span_tokens)
+    for options in (Options(splice="require", skills=("skill0",)), Options(edits="require")):
+        worth = plan(registry, prompt, options, boundary_tokens=40).worth
+        assert (worth.boundary, worth.min_saving) == (0, 1)
