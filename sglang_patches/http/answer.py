@@ -42,11 +42,15 @@ class Answer:
     def begin(self, obj: Any) -> None:
         """The host has split ``obj`` into prompts and samples. A request may generate again (tool
         calls inside the server do): the last time counts."""
-        self._num_samples = obj.parallel_sample_num
+        self._num_samples = max(1, obj.parallel_sample_num)  # the host takes n 0 as well
         self._num_outputs = 1 if obj.is_single else obj.batch_size * self._num_samples
         self._reports = {}
         self.namespace = namespace_tag(_first(obj.cache_salt), _first(obj.extra_key), None)
         self.asked = obj.stream and any(_asks(obj, item) for item in range(obj.batch_size))
+
+    def item_of(self, place: int) -> int:
+        """The prompt of the output at ``place``."""
+        return place // self._num_samples
 
     def take(self, place: int, report: Report) -> None:
         self._reports[place] = report
@@ -101,7 +105,7 @@ def _note(answer: Answer, obj: Any, place: int, output: Any, shows: bool) -> Non
     if not reports:
         return
     answer.take(place, reports[0])
-    if not shows or (obj.stream and not _asks(obj, place // obj.parallel_sample_num)):
+    if not shows or (obj.stream and not _asks(obj, answer.item_of(place))):
         _strip(output)
 
 

@@ -95,6 +95,13 @@ def test_an_answer_has_its_report_and_a_stream_one_that_asked(
     assert answer.report() == report(5), "known in any case, for the ring"
 
 
+def test_no_samples_are_one_as_the_host_serves_them(serve: Any) -> None:
+    for stream in (False, True):
+        obj = request(n=0, report=True, fields={"stream": stream})
+        left, answer = serve(obj, [output(5)])
+        assert kinds(left) == [True] and answer.report() == report(5)
+
+
 def test_beams_of_a_stream_show_none_either(serve: Any) -> None:
     finish = output(5)
     finish["meta_info"]["beam_results"] = [output(5), output()]
