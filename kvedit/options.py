@@ -108,10 +108,12 @@ def parse_options(value: object) -> Options:
     if isinstance(value, str):
         value = _load(value)
     if not isinstance(value, Mapping):
+        if isinstance(value, str):
+            _refuse_untold("", "an object", "JSON text of a string")
         _refuse("", "an object", value)
     for key in value:
         if key not in _KEYS:
-            _refuse("", f"only the keys {', '.join(_KEYS)}", key)
+            _refuse_untold("", f"only the keys {', '.join(_KEYS)}", _key(key))
     splice = cast(Splice, _mode(".splice", value.get("splice", "auto")))
     edits = cast(Edits, _mode(".edits", value.get("edits", "auto")))
     exact = _flag(".exact", value.get("exact"))
@@ -140,7 +142,7 @@ def _load(text: str) -> object:
     try:
         return cast(object, json.loads(text))
     except (ValueError, RecursionError):  # too deep a nesting is the caller's mistake as well
-        _refuse("", "an object or JSON text of one", text)
+        _refuse_untold("", "an object or JSON text of one", "text that is no JSON")
 
 
 def _mode(where: str, value: object) -> str:
@@ -192,7 +194,8 @@ def _conversation(value: object) -> str | Literal[True] | None:
         return value
     if not isinstance(value, str) or not 1 <= len(value) <= MAX_CONVERSATION_CHARS:
         expected = f"true or a string of 1 to {MAX_CONVERSATION_CHARS} characters"
-        _refuse(".conversation", expected, value)
+        got = f"one of {len(value)}" if isinstance(value, str) else type(value).__name__
+        _refuse_untold(".conversation", expected, got)
     if not is_unicode(value):
         _refuse(".conversation", "valid Unicode", "a lone surrogate")
     return value
@@ -209,6 +212,17 @@ def _recomputed(where: str, value: object) -> int | None:
 
 def _refuse(where: str, expected: str, got: object) -> NoReturn:
     raise BadRequest(f"{PATH}{where}: expected {expected}, got {_short(got)}")
+
+
+def _refuse_untold(where: str, expected: str, got: str) -> NoReturn:
+    """Where a token may stand in what was sent: errors are logged, so ``got`` only describes it."""
+    raise BadRequest(f"{PATH}{where}: expected {expected}, got {got}")
+
+
+def _key(key: object) -> str:
+    """A misspelt key is told, but for one that may be a token."""
+    is_told = not isinstance(key, str) or (key.isidentifier() and len(key) <= 20)
+    return _short(key) if is_told else "another one"
 
 
 def _short(value: object) -> str:

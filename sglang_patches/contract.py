@@ -90,6 +90,11 @@ HOOKED = (
         "self meta_info state customized_info index finish_reason",
         "http.reports",
     ),
+    _symbol(
+        "utils.request_logger.RequestLogger.log_openai_received_request",
+        "self obj request",
+        "http.requestlog",
+    ),
 )
 
 CALLED = (

@@ -9,11 +9,12 @@ from typing import Any
 
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _ROUTES = "sglang.srt.entrypoints"
+_LOGGER = "sglang.srt.utils.request_logger.RequestLogger"
 
 
 def register_http_hooks(registry: Any, hook_type: Any) -> None:
     """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
-    from sglang_patches.http import auth, intake, openai, otherids, reports, wire
+    from sglang_patches.http import auth, intake, openai, otherids, reports, requestlog, wire
 
     around = {
         f"{_MANAGER}.generate_request": intake.generate_request,
@@ -23,6 +24,7 @@ def register_http_hooks(registry: Any, hook_type: Any) -> None:
         f"{_ROUTES}.anthropic.serving.AnthropicServing.handle_messages": otherids.keep_message,
         f"{_ROUTES}.ollama.serving.OllamaServing.handle_chat": otherids.name_answer,
         f"{_ROUTES}.ollama.serving.OllamaServing.handle_generate": otherids.name_answer,
+        f"{_LOGGER}.log_openai_received_request": requestlog.log_received,
         "sglang.srt.utils.auth.decide_request_auth": auth.decide,
     }
     for target, hook in around.items():

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
 from typing import Any
 
 from kvedit.namespace import namespace_tag
@@ -27,13 +28,13 @@ class Answer:
 
     is_echo    the route repeats the prompt
     rid        the id that the request shall have; None: the client's or the host's
-    namespace  whose prompts it has (the first one's, where they differ)
+    namespace  whose prompts it has; None: of several, so nobody may read its report as a whole
     asked      whether a stream ends with its report: the options of a prompt say so
     """
 
     is_echo: bool = False
     rid: str | None = None
-    namespace: str = ""
+    namespace: str | None = None
     asked: bool = False
     _num_outputs: int = 0
     _num_samples: int = 1
@@ -42,11 +43,15 @@ class Answer:
     def begin(self, obj: Any) -> None:
         """The host has split ``obj`` into prompts and samples. A request may generate again (tool
         calls inside the server do): the last time counts."""
-        self._num_samples = obj.parallel_sample_num
+        self._num_samples = max(1, obj.parallel_sample_num)  # the host takes n 0 as well
         self._num_outputs = 1 if obj.is_single else obj.batch_size * self._num_samples
         self._reports = {}
-        self.namespace = namespace_tag(_first(obj.cache_salt), _first(obj.extra_key), None)
+        self.namespace = _namespace(obj)
         self.asked = obj.stream and any(_asks(obj, item) for item in range(obj.batch_size))
+
+    def item_of(self, place: int) -> int:
+        """The prompt of the output at ``place``."""
+        return place // self._num_samples
 
     def take(self, place: int, report: Report) -> None:
         self._reports[place] = report
@@ -101,7 +106,7 @@ def _note(answer: Answer, obj: Any, place: int, output: Any, shows: bool) -> Non
     if not reports:
         return
     answer.take(place, reports[0])
-    if not shows or (obj.stream and not _asks(obj, place // obj.parallel_sample_num)):
+    if not shows or (obj.stream and not _asks(obj, answer.item_of(place))):
         _strip(output)
 
 
@@ -126,7 +131,12 @@ def _strip(output: Any) -> None:
             beam["meta_info"].pop(KEY, None)
 
 
-def _first(value: Any) -> str | None:
-    """Of one value or of one for each prompt; the host has turned empty strings into None."""
-    first: str | None = value[0] if isinstance(value, list) else value
-    return first
+def _namespace(obj: Any) -> str | None:
+    """The one that all prompts of ``obj`` are in, or None. The host has turned empty strings into
+    None by now, and one value for all prompts into a list."""
+    salts, keys = (
+        value if isinstance(value, list) else repeat(value, obj.batch_size)
+        for value in (obj.cache_salt, obj.extra_key)
+    )
+    tags = {namespace_tag(salt, key, None) for salt, key in zip(salts, keys, strict=False)}
+    return tags.pop() if len(tags) == 1 else None

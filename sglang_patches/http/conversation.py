@@ -16,8 +16,8 @@ from typing import Any
 
 from kvedit.errors import BadRequest
 from kvedit.options import PATH, Options, Sealed, from_wire
+from sglang_patches.http.wishes import KEY, num_prompts
 
-KEY = "kvedit"
 PREFIX = "kvc-"
 TOKEN_BYTES = 16  # 128 random bits
 # Names are short words: without the key, who reads a log could try them all.
@@ -84,20 +84,12 @@ def _check_single(obj: Any, options: list[Options | None]) -> None:
     params = obj.sampling_params
     several = [one for one in (params if isinstance(params, list) else [params]) if one]
     num_samples = max((one.get("n") or 1 for one in several), default=1)
-    num_prompts = max(_num_prompts(obj), len(options))
-    if num_prompts != 1 or num_samples != 1:
+    num = max(num_prompts(obj), len(options))
+    if num != 1 or num_samples != 1:
         raise BadRequest(
             f"{PATH}.conversation: expected one prompt and n 1 with true, for a token is of one "
-            f"conversation, got {num_prompts} prompts, n {num_samples}"
+            f"conversation, got {num} prompts, n {num_samples}"
         )
-
-
-def _num_prompts(obj: Any) -> int:
-    """As the host will count them."""
-    if obj.text is not None:
-        return 1 if isinstance(obj.text, str) else len(obj.text)
-    ids = obj.input_ids
-    return len(ids) if ids and not isinstance(ids[0], int) else 1
 
 
 def _sealed(params: Any, said: Options | None, token: str | None) -> Any:

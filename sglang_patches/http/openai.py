@@ -56,7 +56,8 @@ def _attach(response: Any, request: Any, answer: Answer, service: SkillService) 
         report = answer.report()
         if report is None:
             return
-        if "prompts" in report:  # the first prompt's own report is there already, by the same id
+        # The first prompt's own report is there already, by the same id.
+        if "prompts" in report and answer.namespace is not None:
             service.reports.put(response.id, answer.namespace, report)
         if service.config.reports:
             response.metadata = {**(response.metadata or {}), KEY: report}

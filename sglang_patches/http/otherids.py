@@ -60,7 +60,7 @@ def _message_id(event: str) -> str:
 
 def _keep(answer_id: str, answer: Answer, ring: ReportRing) -> None:
     report = answer.report()
-    if report is not None:
+    if report is not None and answer.namespace is not None:
         ring.put(answer_id, answer.namespace, report)
 
 

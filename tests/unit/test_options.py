@@ -61,7 +61,7 @@ def test_an_object_and_its_json_mean_the_same():
         (
             {"op": "register"},
             "custom_params.kvedit: expected only the keys conversation, edits, exact, "
-            'repair, report, seam, skills, splice, strategy, topk, got "op',
+            'repair, report, seam, skills, splice, strategy, topk, got "op"',
         ),
         ({7: 1}, "splice, strategy, topk, got 7"),
         (
@@ -94,11 +94,11 @@ def test_an_object_and_its_json_mean_the_same():
         ([], "custom_params.kvedit: expected an object, got list"),
         (7, "custom_params.kvedit: expected an object, got 7"),
         (False, "custom_params.kvedit: expected an object, got false"),
-        ("", 'custom_params.kvedit: expected an object or JSON text of one, got ""'),
+        ("", "custom_params.kvedit: expected an object or JSON text of one, got text that"),
         ("kvedit:{}", "custom_params.kvedit: expected an object or JSON text of one, got"),
         ("null", "custom_params.kvedit: expected an object, got NoneType"),
         ("[1]", "custom_params.kvedit: expected an object, got list"),
-        ('"{}"', 'custom_params.kvedit: expected an object, got "{}"'),
+        ('"{}"', "custom_params.kvedit: expected an object, got JSON text of a string"),
         ("[" * 100_000, "custom_params.kvedit: expected an object or JSON text of one, got"),
         (
             '{"seam": ' + "9" * 6000 + "}",
@@ -110,6 +110,27 @@ def test_refusals_name_the_path_and_stay_short(value, message):
     with pytest.raises(BadRequest, match=re.escape(message)) as refused:
         parse_options(value)
     assert len(str(refused.value)) < 250
+
+
+TOKEN = "kvc-" + "5e" * 16
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        TOKEN,
+        json.dumps(TOKEN),
+        '{"conversation": "' + TOKEN + '",}',
+        {TOKEN: True},
+        {"conversation": "Bearer " + TOKEN + "x" * 128},
+        {"conversation": [TOKEN]},
+        [TOKEN],
+    ],
+)
+def test_no_refusal_tells_a_token_for_errors_are_logged(value):
+    with pytest.raises(BadRequest, match="expected") as refused:
+        parse_options(value)
+    assert "5e5e" not in str(refused.value)
 
 
 names = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=20)

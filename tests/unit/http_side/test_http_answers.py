@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 
 from kvedit.config import Config
+from kvedit.errors import NotFound
 from kvedit.namespace import namespace_tag
 from kvedit.report import COUNTS
 from sglang_patches.http import answer as answers
@@ -95,6 +96,13 @@ def test_an_answer_has_its_report_and_a_stream_one_that_asked(
     assert answer.report() == report(5), "known in any case, for the ring"
 
 
+def test_no_samples_are_one_as_the_host_serves_them(serve: Any) -> None:
+    for stream in (False, True):
+        obj = request(n=0, report=True, fields={"stream": stream})
+        left, answer = serve(obj, [output(5)])
+        assert kinds(left) == [True] and answer.report() == report(5)
+
+
 def test_beams_of_a_stream_show_none_either(serve: Any) -> None:
     finish = output(5)
     finish["meta_info"]["beam_results"] = [output(5), output()]
@@ -109,7 +117,42 @@ def test_several_prompts_are_added_up_by_the_first_sample_of_each(serve: Any) ->
     whole = answer.report()
     assert whole is not None and whole["computed"] == 4
     assert whole["prompts"] == [report(1), report(3)]
-    assert answer.namespace == namespace_tag("s", None, None)
+    assert answer.namespace is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text": "a"}, (None, None)),
+        ({"text": "a", "cache_salt": "s", "extra_key": "k"}, ("s", "k")),
+        ({"text": ["a", "b"]}, (None, None)),
+        ({"text": ["a", "b"], "cache_salt": "s"}, ("s", None)),
+        ({"text": ["a", "b"], "cache_salt": ["s", "s"], "extra_key": "k"}, ("s", "k")),
+        ({"text": ["a", "b"], "cache_salt": ["s", "t"]}, None),
+        ({"text": ["a", "b"], "cache_salt": ["s", ""]}, None),
+        ({"text": ["a", "b"], "cache_salt": "s", "extra_key": ["k", "l"]}, None),
+    ],
+)
+@pytest.mark.parametrize("n", [1, 2])
+def test_an_answer_is_of_a_namespace_only_where_all_its_prompts_are(
+    serve: Any, n: int, fields: dict[str, Any], expected: Any
+) -> None:
+    _, answer = serve(request(n=n, fields=fields), [output()])
+    assert answer.namespace == (expected and namespace_tag(*expected, None))
+
+
+def test_a_report_of_several_namespaces_is_kept_for_none_of_them() -> None:
+    answer = answered_by(5, 6)
+    answer.namespace = None
+    response = completion()
+    wanted = CompletionRequest(model="m", prompt=["a", "b"])
+    _, ring = attach(response, wanted, answer)
+    assert response.metadata is not None and "kvedit" in response.metadata, "who asked sees it"
+    with pytest.raises(NotFound):
+        ring.get("r1", DEFAULT)
+    otherids._keep("msg_1", answer, ring)
+    with pytest.raises(NotFound):
+        ring.get("msg_1", DEFAULT)
 
 
 def test_streams_of_several_prompts_are_complete_with_the_last_one(serve: Any) -> None:

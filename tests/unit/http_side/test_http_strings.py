@@ -8,7 +8,8 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvedit.errors import BadRequest
-from sglang_patches.http.strings import MAX_DEPTH, MAX_ID_CHARS, check_strings
+from sglang_patches.http import strings
+from sglang_patches.http.strings import MAX_CONTAINERS, MAX_DEPTH, MAX_ID_CHARS, check_strings
 
 LONE = "a\ud800"
 
@@ -37,6 +38,11 @@ NESTED: Any = {"custom_params": {"mine": [{"x": LONE}]}}
         ({"custom_labels": {LONE: "x"}}, "a key of custom_labels"),
         ({"sampling_params": NESTED}, "sampling_params['custom_params']['mine'][0]['x']"),
         ({"sampling_params": [{}, {"stop": [LONE]}]}, "sampling_params[1]['stop'][0]"),
+        ({"sampling_params": {"stop": ["a", "\ud83d", "\ude00"]}}, "sampling_params['stop'][1]"),
+        (
+            {"sampling_params": {"a": {"b": [7, {LONE: 1}]}}},
+            "a key of sampling_params['a']['b'][1]",
+        ),
     ],
 )
 def test_a_lone_surrogate_is_refused_where_it_stands(fields: dict[str, Any], where: str) -> None:
@@ -59,6 +65,30 @@ def test_a_value_nested_without_end_is_refused() -> None:
         deep = [deep]
     with pytest.raises(BadRequest, match="levels"):
         check(sampling_params={"custom_params": deep})
+
+
+def test_lists_and_objects_are_counted_and_numbers_are_not() -> None:
+    check(sampling_params={"custom_params": {"x": [1] * (4 * MAX_CONTAINERS)}})
+    check(sampling_params={"logit_bias": {str(i): 1.0 for i in range(2 * MAX_CONTAINERS)}})
+    room = MAX_CONTAINERS - 3  # the two objects and the list around them
+    check(sampling_params={"custom_params": {"x": [[]] * room}})
+    for many in ([[]] * (room + 1), [[[]] * (room // 2), [{}] * (room // 2)]):
+        with pytest.raises(BadRequest, match=r"sampling_params: expected at most 32768 lists and"):
+            check(sampling_params={"custom_params": {"x": many}})
+
+
+def test_no_place_is_spelled_but_the_one_of_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much stands in front of it: spelling is what costs."""
+    spelled = []
+    path = strings._path
+    monkeypatch.setattr(strings, "_path", lambda *a: spelled.append(path(*a)) or spelled[-1])
+    params: Any = {"custom_params": {"x": [["a", 1]] * 1000}}
+    check(sampling_params=params)
+    assert spelled == []
+    params["custom_params"]["x"] = [*params["custom_params"]["x"], ["a", LONE]]
+    with pytest.raises(BadRequest, match="lone surrogate"):
+        check(sampling_params=params)
+    assert spelled == ["sampling_params['custom_params']['x'][1000][1]"]
 
 
 def test_everything_else_passes() -> None:
