@@ -8,7 +8,8 @@ have read the same greedy reply elsewhere. What counts is set when the server st
     replies   such a reply in any namespace: a server with a single user
     names     also the name of the conversation: a gateway sets it, no client can
 
-A name alone narrows: it says among which turns the caller's are looked for.
+A name alone narrows: it says among which turns the caller's are looked for. It takes no rival
+away: whoever leaves it out, adds it or sends another one finds nothing more (see ``rivals``).
 """
 
 from __future__ import annotations

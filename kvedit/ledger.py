@@ -6,14 +6,13 @@ two users may ask the same question and differ only in the field. So an entry is
 
     when the request's claim covers every turn of its scope (a token, see ``claims``), or
     where replies count, when it goes on with the reply that the entry's request was given (or
-    with an earlier reply of the conversation that the entry is of), and no other conversation,
-    remembered or forgotten, was given the same reply at the same place with another text served.
+    with an earlier reply of the conversation that the entry is of), and no other conversation
+    of the namespace, whatever its name, remembered or forgotten, was given the same reply at
+    the same place with another text served (see ``rivals``).
 
 Everything else is served as sent, for one reason whatever is remembered: "not_proven".
-What is forgotten leaves a digest behind, for a conversation
-that is left alone would seem to be the only one; so does a turn that was served without edits.
-A restart forgets even these: only a token, or a namespace of its own, keeps a conversation apart
-from one that reads the same in every word.
+A restart forgets the rivals too: only a token, or a namespace of its own, keeps a conversation
+apart from one that reads the same in every word.
 One ledger per rank, fed with the same calls in the same order.
 """
 
@@ -21,22 +20,19 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from kvedit.claims import Claim, Scope
 from kvedit.masks import Masked, common_prefix, prefix_hashes
+from kvedit.rivals import Heard, Rivals, Trace
 from kvedit.served import ServedPath
 
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
-Heard = tuple[Place, int]  # what a request must hold to go on with a reply: place, hash of it
-Trace = tuple[int | None, int | None]  # of turns that are no entries: lineage, hash of the served
-Unread = tuple[str, int, int]  # namespace, field number, hash of the reply
 
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
 MAX_PER_PLACE = 8
-MAX_TRACES = 65_536
 WHOLE_REPLY = 8  # tokens: of a shorter reply, every token must come back
 TAIL_TOKENS = 4  # of a longer one all but its end: a stop text, spaces, half a character
 
@@ -85,8 +81,7 @@ class Ledger:
         self._places: dict[Place, list[Entry]] = {}
         self._order: OrderedDict[Entry, Place] = OrderedDict()
         self._lengths: dict[Scope, Counter[int]] = {}
-        self._traces: OrderedDict[Heard, Trace] = OrderedDict()  # None: several
-        self._unread: OrderedDict[Unread, None] = OrderedDict()
+        self._rivals = Rivals()
         self._num_tokens = 0
         self._last_lineage = 0
 
@@ -106,28 +101,27 @@ class Ledger:
         lengths = self._lengths.get(scope, ()) if is_proven or claim.by_reply else ()
         for length in sorted(lengths, reverse=True):
             entries = self._at(scope, masked, length) if length <= limit else []
-            if is_proven and entries:
-                return self._found(entries, length)
+            if entries and (claim.is_proven or (public and not claim.by_reply)):
+                return self._found(entries, length, _only(e.lineage for e in entries))
             proven = [e for e in entries if _goes_on(e, masked, length, text_of)]
+            if public and entries:  # text that is nobody's own makes nobody's lineage hers
+                return self._found(entries, length, self._lineage_of(proven))
             if not proven:
                 behind.append((length, [e for e in entries if e.depth]))
             elif _disagree(proven) or any(map(self._is_rivalled, proven)):
                 break  # of several conversations: none is proven to be the caller's
             else:
-                return self._found(*_longest_of(proven[0].lineage, [*behind, (length, proven)]))
+                lineage = self._lineage_of(proven)
+                own, length = _longest_of(lineage, [*behind, (length, proven)])
+                return self._found(own, length, lineage)
         return Found(reason="no_base" if is_proven or claim.is_expired else "not_proven")
 
-    def _found(self, entries: Sequence[Entry], length: int) -> Found:
+    def _found(self, entries: Sequence[Entry], length: int, lineage: int | None) -> Found:
+        """lineage: None if nobody knows which conversation this is: it begins its own line."""
         for entry in entries:
             self._order.move_to_end(entry)
-        lineages = {entry.lineage for entry in entries}
-        return Found(
-            entries=tuple(reversed(entries)),
-            length=length,
-            # of several look-alikes nobody knows which one this is: it begins its own line
-            lineage=entries[0].lineage if len(lineages) == 1 else None,
-            depth=1 if len(lineages) == 1 else 0,
-        )
+        depth = 0 if lineage is None else 1
+        return Found(entries=tuple(reversed(entries)), length=length, lineage=lineage, depth=depth)
 
     @property
     def last_lineage(self) -> int:
@@ -137,8 +131,7 @@ class Ledger:
         """As after a restart: no entry and no trace of one, for the ranks disagree on them.
         Lineages go on behind ``last_lineage``, so that no old one names a new conversation."""
         self.clear()
-        self._traces.clear()
-        self._unread.clear()
+        self._rivals = Rivals()
         self._last_lineage = last_lineage
 
     def new_lineage(self) -> int:
@@ -148,8 +141,7 @@ class Ledger:
     def record(self, scope: Scope, entry: Entry) -> None:
         """Keep a turn; it replaces an entry of the same conversation that was served the same."""
         place = _place(scope, entry.masked)
-        if scope[1]:  # its client may leave the name out the next time
-            self.note_rival((scope[0], ""), entry)
+        self._rivals.keep(_heard_at(place, entry), _trace(entry))
         bucket = self._places.setdefault(place, [])
         for old in [old for old in bucket if _same_turn(old, entry)]:
             self._remove(old)
@@ -159,27 +151,26 @@ class Ledger:
         self._lengths.setdefault(scope, Counter())[len(entry.masked)] += 1
         self._num_tokens += entry.num_tokens
         while len(bucket) > MAX_PER_PLACE:
-            self._forget(bucket[0])
+            self._remove(bucket[0])
         while len(self._order) > MAX_ENTRIES or (
             self._num_tokens > MAX_TOKENS and len(self._order) > 1
         ):
-            self._forget(next(iter(self._order)))
+            self._remove(next(iter(self._order)))
 
-    def note_rival(self, scope: Scope, entry: Entry) -> None:
+    def note_rival(self, namespace: str, entry: Entry) -> None:
         """A turn that is no base, but may be of a conversation that reads like a kept one."""
-        self._leave_trace(entry, _place(scope, entry.masked))
+        place = _place((namespace, ""), entry.masked)
+        self._rivals.note(_heard_at(place, entry), _trace(entry))
 
     def note_unread(self, namespace: str, number: int, reply: array[int]) -> None:
         """A turn was given ``reply`` while its value of a field could not be read, so it is masked
         nowhere: any turn with that reply may be of a conversation that reads like its own."""
-        self._unread[namespace, number, _hash(_heard(reply))] = None
-        while len(self._unread) > MAX_TRACES:
-            self._unread.popitem(last=False)
+        self._rivals.note_unread((namespace, number, _hash(_heard(reply))))
 
     def clear(self) -> None:
         """Forget every entry: what was served before is no base any more."""
         for entry, place in self._order.items():
-            self._leave_trace(entry, place)
+            self._rivals.leave(_heard_at(place, entry))
         self._places.clear()
         self._order.clear()
         self._lengths.clear()
@@ -193,32 +184,23 @@ class Ledger:
         begins = masked.ids[:length]
         return [entry for entry in bucket if entry.masked == begins]
 
-    def _forget(self, entry: Entry) -> None:
-        self._leave_trace(entry, self._order[entry])
-        self._remove(entry)
-
-    def _leave_trace(self, entry: Entry, place: Place) -> None:
-        heard, trace = (place, _hash(_heard(entry.reply))), _trace(entry)
-        known = self._traces.pop(heard, trace)
-        self._traces[heard] = (
-            trace[0] if known[0] == trace[0] else None,
-            trace[1] if known[1] == trace[1] else None,
-        )
-        while len(self._traces) > MAX_TRACES:
-            self._traces.popitem(last=False)
-
     def _is_rivalled(self, entry: Entry) -> bool:
-        """Whether a turn of another conversation that is no entry fits as well as this one."""
-        trace, reply = _trace(entry), _hash(_heard(entry.reply))
-        place = self._order[entry]
-        namespace = place[0][0]
-        if any((namespace, w.number, reply) in self._unread for w in entry.path.windows):
+        """Whether a turn of another conversation of the namespace fits as well as this one."""
+        heard = _heard_at(self._order[entry], entry)
+        namespace, _, _, reply = heard
+        if any(self._rivals.is_unread((namespace, w.number, reply)) for w in entry.path.windows):
             return True
-        lineage, served = self._traces.get((place, reply), trace)
-        return lineage != trace[0] and served != trace[1]
+        return self._rivals.of_entry(heard) == (None, None)
+
+    def _lineage_of(self, proven: Sequence[Entry]) -> int | None:
+        """The only conversation that a request which goes on with these entries can be of, where
+        look-alikes that were served the same text count as well."""
+        heard = [_heard_at(self._order[entry], entry) for entry in proven]
+        return _only(self._rivals.of_entry(one)[0] for one in heard)
 
     def _remove(self, entry: Entry) -> None:
         place = self._order.pop(entry)
+        self._rivals.leave(_heard_at(place, entry))
         self._places[place].remove(entry)
         if not self._places[place]:
             del self._places[place]
@@ -254,17 +236,22 @@ def _heard(reply: array[int]) -> array[int]:
 
 
 def _longest_of(
-    lineage: int, places: Sequence[tuple[int, Sequence[Entry]]]
+    lineage: int | None, places: Sequence[tuple[int, Sequence[Entry]]]
 ) -> tuple[Sequence[Entry], int]:
     """The entries of the proven conversation at the longest of ``places``, the last of which is
-    where it was proven. Not those of one that was there proven as well: they may have parted."""
+    where it was proven. None where it is one of several: they may have parted since."""
     length, proven = places[-1]
-    alone = all(entry.lineage == lineage for entry in proven)
     for longer, entries in places[:-1]:
         own = [entry for entry in entries if entry.lineage == lineage]
-        if own and alone:
+        if own:
             return own, longer
     return proven, length
+
+
+def _only(lineages: Iterable[int | None]) -> int | None:
+    """The one that all of them are; None: several, or none at all."""
+    found = set(lineages)
+    return found.pop() if len(found) == 1 else None
 
 
 def _disagree(entries: Sequence[Entry]) -> bool:
@@ -280,6 +267,12 @@ def _same_turn(old: Entry, new: Entry) -> bool:
         old.lineage == new.lineage
         and old.path.ids[: old.reply_start] == (new.path.ids[: new.reply_start])
     )
+
+
+def _heard_at(place: Place, entry: Entry) -> Heard:
+    """What a request must hold to go on with the reply of an entry at ``place``."""
+    (namespace, _), length, masked = place
+    return namespace, length, masked, _hash(_heard(entry.reply))
 
 
 def _trace(entry: Entry) -> Trace:

@@ -257,7 +257,7 @@ def record_turn(cache: KvEditCache, req: Any, state: RequestState, up_to: int) -
         reply=reply,
     )
     if not is_base:
-        runtime.ledger.note_rival(edit.claim.scope, entry)
+        runtime.ledger.note_rival(edit.claim.scope[0], entry)
         return
     runtime.ledger.record(edit.claim.scope, entry)
     for window in client.windows:

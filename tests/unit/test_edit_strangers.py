@@ -5,13 +5,14 @@ Nobody is ever served a stranger's value: not as ids, and not as KV that was com
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from kvedit.options import Options
+from kvedit.options import Options, Sealed
 from tests.unit.edit_harness import FakeServer
 from tests.unit.edit_lives import (
     CHANGES,
@@ -117,6 +118,31 @@ class Strangers(RuleBasedStateMachine):
         who.user = "and then?"
 
 
+class InOneSalt(Strangers):
+    """Several conversations of one salt, which go on with the replies that they were given. This
+    server remembers all of them, so none is taken for another, whatever each calls itself."""
+
+    @initialize(page_size=st.sampled_from([1, 4]), skill=st.booleans())
+    def start(self, page_size: int, skill: bool) -> None:
+        super().start(page_size, skill)
+        self.servers = [self.servers[0]] * 2
+        self.all = [Conversation(f"x{letter}") for letter in "abc"] * 3
+
+    @rule(c=Strangers.who, name=st.sampled_from([None, "chat", "other"]))
+    def change_or_add_a_name(self, c: int, name: str | None) -> None:
+        self.all[c].name, self.all[c].proof = name, None
+
+    @rule(c=Strangers.who)
+    def ask_for_a_new_token(self, c: int) -> None:
+        self.all[c].proof = ""
+
+    def make_up_a_turn(self) -> None:  # type: ignore[override]
+        """Not here: it would prove that one is of a conversation that there is."""
+
+    def restart(self) -> None:  # type: ignore[override]
+        """Not here: what was forgotten for good keeps nothing apart."""
+
+
 class OnNames(Strangers):
     trust = "names"
 
@@ -127,6 +153,42 @@ class OnReplies(Strangers):
 
 def test_nobody_is_served_a_stranger_s_words_or_what_was_computed_from_them():
     live(Strangers, 40, random=False)
+
+
+def test_in_one_salt_no_name_makes_one_conversation_another():
+    live(InOneSalt, 40, random=False)
+
+
+USERS = {
+    "adds the name": [None, "n"],
+    "changes the name": ["m", "n"],
+    "leaves the token out": [
+        Options(conversation="d", sealed=Sealed(proof="d", is_issued=True)),
+        "n",
+    ],
+    "leaves the name out": ["n", None],
+}
+
+
+@pytest.mark.parametrize("names", USERS.values(), ids=USERS.keys())
+@pytest.mark.parametrize("edits", ["auto", "off"])
+def test_one_who_comes_by_the_name_of_a_look_alike_is_not_proven(names, edits):
+    """The look-alike is proven until somebody else is given the same reply."""
+    server = FakeServer(FIELDS, marks_in=marks_in)
+    theirs, mine = Conversation("xa"), Conversation("xb")
+    known, (first, then) = names[1], names
+    how = first if isinstance(first, Options) else Options(conversation=first)
+    server.ask(theirs.prompt(), REPLY, Options(conversation=known))
+    for one in (theirs, mine):
+        one.turns.append((one.user, REPLY))
+        one.user = "and then?"
+    alone = server.ask(theirs.prompt(), "Another reply", Options(conversation=known))
+    assert alone.edit.found.entries
+    asked = Conversation("xb")
+    server.ask(asked.prompt(), REPLY, dataclasses.replace(how, edits=edits))
+    outcome = server.ask(mine.prompt(), REPLY, Options(conversation=then))
+    assert (outcome.edit.found.entries, outcome.edit.why_sent) == ((), "not_proven")
+    assert "xa" not in outcome.text
 
 
 @pytest.mark.parametrize("machine", [OnNames, OnReplies])

@@ -8,6 +8,7 @@ from array import array
 import pytest
 
 from kvedit import ledger as module
+from kvedit import rivals
 from kvedit.claims import Claim
 from kvedit.ledger import MAX_PER_PLACE, Entry, Ledger
 from kvedit.masks import Masked
@@ -135,21 +136,80 @@ def test_a_look_alike_that_was_forgotten_still_counts(monkeypatch, forget):
 
 def test_a_look_alike_that_was_served_without_edits_counts_too():
     ledger = ledger_of(entry(1, says=1))
-    ledger.note_rival(SCOPE, entry(2, says=1))
+    ledger.note_rival("ns", entry(2, says=1))
     assert len(found(ledger, behind(LONG)).entries) == 1, "the same text shows nothing"
-    ledger.note_rival(SCOPE, entry(3, HELLO, says=2))
+    ledger.note_rival("ns", entry(3, HELLO, says=2))
     assert len(found(ledger, behind(LONG)).entries) == 1, "another reply"
-    ledger.note_rival(SCOPE, entry(4, says=2))
+    ledger.note_rival("ns", entry(4, says=2))
     assert found(ledger, behind(LONG)).reason == "not_proven"
     assert len(ledger) == 1, "no base of anything"
 
 
-def test_a_look_alike_that_was_named_counts_where_names_are_left_out():
-    ledger = ledger_of(entry(1, says=1))
-    ledger.record(("ns2", "chat"), entry(2, says=2))
-    assert len(found(ledger, behind(LONG)).entries) == 1, "another namespace"
-    ledger.record(("ns", "chat"), entry(3, says=2))
-    assert found(ledger, behind(LONG)).reason == "not_proven"
+@pytest.mark.parametrize("theirs", ["", "chat", "token"])
+@pytest.mark.parametrize("mine", ["", "chat", "other"])
+@pytest.mark.parametrize("fate", ["kept", "forgotten", "no base"])
+def test_a_look_alike_counts_whatever_name_it_was_sent_under(mine, theirs, fate):
+    """Its client may leave the name out the next time, add one or change it."""
+    scope = ("ns", mine)
+    ledger = ledger_of(*[entry(2, says=2)] * (fate == "forgotten"), scope=("ns", theirs))
+    ledger.clear()
+    ledger.record(scope, entry(1, says=1))
+    ledger.record(("ns2", theirs), entry(2, says=2))
+    ledger.record(("ns", theirs), entry(3, HELLO, says=2))
+    if fate == "kept":
+        assert len(found(ledger, behind(LONG), scope=scope).entries) == 1
+        ledger.record(("ns", theirs), entry(2, says=2))
+    elif fate == "no base":
+        assert len(found(ledger, behind(LONG), scope=scope).entries) == 1
+        ledger.note_rival("ns", entry(2, says=2))
+    assert found(ledger, behind(LONG), scope=scope).reason == "not_proven"
+    assert found(ledger, OPENING, scope=scope, is_proven=True).entries, "a token proves by itself"
+
+
+def test_a_conversation_that_changes_its_value_and_its_name_rivals_its_own_turns_alone():
+    ledger = ledger_of(entry(1, says=1), entry(1, says=2))
+    ledger.record(("ns", "chat"), entry(1, says=3))
+    assert len(found(ledger, behind(LONG)).entries) == 2
+
+
+@pytest.mark.parametrize("where", ["another name", "forgotten", "no base"])
+def test_one_that_parted_later_counts_where_it_is_no_entry_beside(where):
+    """Both were served the same first turn, and only one of them is found there."""
+    second = behind(LONG)
+    ledger = Ledger()
+    if where == "no base":
+        ledger.note_rival("ns", entry(2))
+    else:
+        ledger.record(("ns", "chat" if where == "another name" else ""), entry(2))
+    if where == "forgotten":
+        ledger.clear()
+    first_of_one, second_of_one = entry(1), entry(1, HELLO, masked=second, says=1, depth=1)
+    ledger.record(SCOPE, first_of_one)
+    ledger.record(SCOPE, second_of_one)
+    got = found(ledger, second + SUFFIX)
+    assert (got.entries, got.lineage) == ((first_of_one,), None)
+
+
+def test_a_public_turn_of_somebody_else_makes_nobody_the_same_conversation():
+    """Else the private value of its next turn would be taken for one's own."""
+    ledger = ledger_of(entry(1))
+    got = found(ledger, OPENING + SUFFIX, public=True)
+    assert (len(got.entries), got.lineage, got.depth) == (1, None, 0)
+    assert found(ledger, behind(LONG), public=True).lineage == 1, "it goes on with the reply"
+
+
+def test_a_rival_is_remembered_as_long_as_a_turn_that_it_rivals(monkeypatch):
+    """However many turns leave a trace meanwhile: what is used stays, and so must its rival."""
+    monkeypatch.setattr(rivals, "MAX_TRACES", 1)
+    ledger = ledger_of(entry(1, says=1), scope=("ns", "chat"))
+    ledger.note_rival("ns", entry(2, says=2))
+    for number in range(3):
+        ledger.note_rival("ns", entry(3, array("q", [number] * 9)))
+    assert found(ledger, behind(LONG), scope=("ns", "chat")).reason == "not_proven"
+    ledger.clear()
+    ledger.note_rival("ns", entry(3, HELLO))
+    ledger.record(SCOPE, entry(1, says=1))
+    assert len(found(ledger, behind(LONG)).entries) == 1, "nothing of the rival is left"
 
 
 def test_a_look_alike_whose_value_could_not_be_read_counts_too():
