@@ -29,12 +29,12 @@ NOT_SAID = object()
 
 
 def one_params() -> Iterator[dict[str, Any]]:
-    choices = {
+    choices: dict[str, tuple[Any, ...]] = {
         "n": (NOT_SAID, 0, 1, 2),
         "max_new_tokens": (NOT_SAID, 0, 4),
         "beam_width": (NOT_SAID, 2),
-        "custom_params": (NOT_SAID, {"kvedit": {"report": True}}),
     }
+    yield {"custom_params": {"mine": 1, "kvedit": {"report": True}}}
     for values in itertools.product(*choices.values()):
         yield {k: v for k, v in zip(choices, values, strict=True) if v is not NOT_SAID}
 
