@@ -118,31 +118,6 @@ class Strangers(RuleBasedStateMachine):
         who.user = "and then?"
 
 
-class InOneSalt(Strangers):
-    """Several conversations of one salt, which go on with the replies that they were given. This
-    server remembers all of them, so none is taken for another, whatever each calls itself."""
-
-    @initialize(page_size=st.sampled_from([1, 4]), skill=st.booleans())
-    def start(self, page_size: int, skill: bool) -> None:
-        super().start(page_size, skill)
-        self.servers = [self.servers[0]] * 2
-        self.all = [Conversation(f"x{letter}") for letter in "abc"] * 3
-
-    @rule(c=Strangers.who, name=st.sampled_from([None, "chat", "other"]))
-    def change_or_add_a_name(self, c: int, name: str | None) -> None:
-        self.all[c].name, self.all[c].proof = name, None
-
-    @rule(c=Strangers.who)
-    def ask_for_a_new_token(self, c: int) -> None:
-        self.all[c].proof = ""
-
-    def make_up_a_turn(self) -> None:  # type: ignore[override]
-        """Not here: it would prove that one is of a conversation that there is."""
-
-    def restart(self) -> None:  # type: ignore[override]
-        """Not here: what was forgotten for good keeps nothing apart."""
-
-
 class OnNames(Strangers):
     trust = "names"
 
@@ -153,10 +128,6 @@ class OnReplies(Strangers):
 
 def test_nobody_is_served_a_stranger_s_words_or_what_was_computed_from_them():
     live(Strangers, 40, random=False)
-
-
-def test_in_one_salt_no_name_makes_one_conversation_another():
-    live(InOneSalt, 40, random=False)
 
 
 USERS = {
