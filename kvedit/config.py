@@ -23,7 +23,7 @@ class Config:
     allow: frozenset[str] = frozenset()  # untested server arguments the operator takes on
     seam: int = 16  # skill tokens recomputed behind the real prefix, until a gate measures it
     min_span_tokens: int = 16  # a shorter span costs more in bookkeeping than it saves
-    boundary_tokens: int = 64  # price of a forced chunk boundary (bench/bench_boundary.py)
+    boundary_tokens: int = 64  # price of a forced chunk boundary; bench/bench_boundary.py
     retired_max: int = 64  # retired segments kept for running conversations
     client_max_skills: int = 32  # per namespace
     client_max_tokens: int = 65_536  # per namespace, all skills together
