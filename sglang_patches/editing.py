@@ -150,15 +150,13 @@ def choose_prompt(cache: KvEditCache, req: Any, state: RequestState, edit: EditS
     if edit.max_new_tokens is None:
         edit.max_new_tokens = req.sampling_params.max_new_tokens
     offered = [edit.sent, *(v for v in edit.others if _fits(cache.runtime, edit, v))]
+    looks = [(variant, _choice(cache, req, variant)) for variant in offered]  # each costs matches
+    exact = looks[0][1].exact
     if state.options.edits == "require":
-        reaching = [v for v in offered if _reaches(cache, req, edit, v)]
+        reaching = [(v, choice) for v, choice in looks if _reaches(edit, v, choice)]
         state.unmet = "" if reaching else f"edits: {edit.why_sent}"
-        offered = reaching or offered
-    exact = _choice(cache, req, edit.sent).exact
-    chosen = min(
-        offered,
-        key=lambda variant: _choice(cache, req, variant).cost(variant.plan.worth, exact),
-    )
+        looks = reaching or looks
+    chosen, _ = min(looks, key=lambda look: look[1].cost(look[0].plan.worth, exact))
     if chosen is not edit.chosen:
         serve(cache.runtime, req, state, edit, chosen)
 
@@ -205,16 +203,15 @@ def unmet(cache: KvEditCache, req: Any, edit: EditState) -> list[str]:
     reasons = [f"{item.field}: {item.reason}" for item in edit.client.refused]
     if not edit.client.windows:
         return reasons or ["no_field"]
-    if not any(_reaches(cache, req, edit, v) for v in (edit.sent, *edit.others)):
+    if not any(_reaches(edit, v, _choice(cache, req, v)) for v in (edit.sent, *edit.others)):
         hint = f" ({edit.hint})" if edit.hint else ""
         reasons.append(f"{edit.why_sent}{hint}")
     return reasons
 
 
-def _reaches(cache: KvEditCache, req: Any, edit: EditState, variant: Variant) -> bool:
+def _reaches(edit: EditState, variant: Variant, choice: Choice) -> bool:
     """Whether reuse reaches beyond every field of the prompt."""
     fields_end = max((window.stop for window in edit.client.windows), default=0)
-    choice = _choice(cache, req, variant)
     reused = len(variant.path.ids) - choice.computed
     return reused > fields_end or choice.matched > fields_end
 
