@@ -223,7 +223,9 @@ def test_five_edits_in_a_row_turn_every_part_once(
         path = ids + answer.token_ids
         turns.append(Turn(path, pieces, *dump(server, answer, tmp_path / "turn.pt")))
         if n:
-            assert answer.report["composed"] > 250 and answer.report["refused"] == []
+            # On pages a run of one page between two windows may stand alone: no run pays for it.
+            reasons = {refusal["reason"] for refusal in answer.report["refused"]}
+            assert answer.report["composed"] > 250 and reasons <= {"not_worth_a_pass"}
     last = turns[-1]
     donors = [Turn(skill, [], k, v) for skill, k, v in alone] + turns[:-1]
     shifts = [shift for *_, shift in last.pieces]

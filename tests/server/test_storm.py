@@ -1,9 +1,9 @@
 """Mixed concurrent requests on a pool that holds a tenth of them, flushed while they run.
 
 Every answer equals the answer of its prompt alone: the canaries' password, or what a replay says.
-Their margins are far above the cold/cold floor of another batch: another token is wrong KV. The
-host's own busy and idle checks run all the time (a failure ends the server), our ownership audit
-runs between phases.
+Their margins are far above the cold/cold floor of another batch: another token is wrong KV,
+unless the prompt alone, served plainly, is undecided between the two. The host's own busy and
+idle checks run all the time (a failure ends the server), our ownership audit runs between phases.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ CONFIG = SMALL_POOL
 pytestmark = pytest.mark.real_server
 
 NUM_THREADS = 8
+UNDECIDED_NATS = 0.5
 KINDS = ("one", "one", "two", "same head", "long output", "plain", "no skill")
 NAMESPACES: tuple[dict[str, str], ...] = ({}, {}, {}, {"cache_salt": "storm-tenant"})
 
@@ -113,13 +114,18 @@ class Storm:
         self._assert_quiet(before, is_exact="require" not in kinds)
 
     def assert_no_doubt(self) -> None:
-        """With few lines a question now and then leads the model elsewhere: it then does so for
-        the prompt alone, served plainly, too."""
+        """With few lines a question now and then leads the model elsewhere: the prompt alone,
+        served plainly, is then led there too, or is undecided (two ways within what splices and
+        other batches move a log-probability by). Wrong KV costs a password nats."""
         assert len(self.doubts) <= 10
         for prompt, answer in self.doubts:
             plain = {"kvedit": {"splice": "off"}, "extra_key": fresh_name()}
-            alone = self.server.generate(prompt, num_new=NUM_NEW, **plain)
-            assert answer.token_ids[:NUM_NEW] == alone.token_ids, (answer.text, alone.text)
+            alone = self.server.generate(prompt, num_new=NUM_NEW, top=4, **plain)
+            best, *_ = first = alone.top_logprobs[0]
+            lag_of = {token: best[0] - logprob for logprob, token in first}
+            is_undecided = lag_of.get(answer.token_ids[0], UNDECIDED_NATS) < UNDECIDED_NATS
+            is_same = answer.token_ids[:NUM_NEW] == alone.token_ids
+            assert is_same or is_undecided, (answer.text, alone.text, lag_of)
 
     def _disturb(self, number: int) -> None:
         """The host refuses a flush while requests run; half of these replace a skill instead."""
