@@ -41,7 +41,7 @@ setup(
     ],
     # `kernels` itself is no package: SGLang imports the PyPI package of that name.
     package_dir={"kvedit_kernels": "kernels/kvedit_kernels"},
-    package_data={"kvedit.demo": ["data/*.md"]},
+    package_data={"kvedit.workbench.demo": ["data/*.md"]},
     ext_modules=EXT_MODULES,
     cmdclass=CMDCLASS,
     install_requires=["sglang==0.5.23", "numpy", "orjson", "pyzmq"],

@@ -24,8 +24,8 @@ from typing import Any
 from real_server import TextIds, fresh_salt, generate
 
 from kvedit.client import Client
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
 
 NUM_SKILLS = 8
 NUM_GAP_TOKENS = 32

@@ -36,9 +36,9 @@ from edit_tasks import STATUSES
 from real_server import TextIds, choose, fresh_salt
 
 from kvedit.client import Client
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
-from kvedit.streaming import Streamed
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
+from kvedit.workbench.timed_request import Streamed
 
 NUM_PROMPT_TOKENS = 4096
 POSITIONS = (5, 50, 95)  # percent

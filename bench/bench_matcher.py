@@ -1,6 +1,6 @@
 """What looking for skills costs one request: a 32k prompt, 100 skills of 2k tokens.
 
-Two arms, interleaved: ``matcher`` (kvedit.matcher) and ``bytes.find`` (search the prompt's bytes
+Two arms, interleaved: ``matcher`` (the product's) and ``bytes.find`` (search the prompt's bytes
 for the first 8 ids of each skill, once per skill: the simplest exact alternative, and it does not
 even look for merged edges). Every timed answer is compared with the known layout of the prompt.
 
@@ -22,9 +22,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kvedit.matcher import ANCHOR_TOKENS, Match, Matcher
 from kvedit.namespace import SHARED
-from kvedit.segment import Segment
+from kvedit.skills.matcher import ANCHOR_TOKENS, Match, Matcher
+from kvedit.skills.segment import Segment
 
 NUM_PROMPT_TOKENS = 32_768
 NUM_SKILLS = 100

@@ -29,8 +29,8 @@ from typing import Any
 
 from real_server import TextIds, fresh_salt, generate
 
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
 
 ARMS = ("kvedit", "stock", "stock again")
 NUM_TTFT_TOKENS = 1024

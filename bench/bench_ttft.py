@@ -29,9 +29,9 @@ from typing import Any
 from real_server import TextIds, fresh_salt, generate
 
 from kvedit.client import Client
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
-from kvedit.streaming import Streamed
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
+from kvedit.workbench.timed_request import Streamed
 
 NUM_PREFIX_TOKENS = 512
 NUM_SUFFIX_TOKENS = 32

@@ -46,10 +46,10 @@ from edit_tasks import (
 from real_server import TextIds, choose, fresh_salt
 
 from kvedit.client import Client
-from kvedit.codemodel import code_model_dir
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
-from kvedit.transport import HttpTransport
+from kvedit.client.transport import HttpTransport
+from kvedit.workbench.code_model import code_model_dir
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
 
 AnyCase = Case | CodeCase
 NUM_PARALLEL = 4

@@ -11,7 +11,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from kvedit.streaming import Streamed, stream_generate
+from kvedit.workbench.timed_request import Streamed, stream_generate
 
 NOUNS = ("lamp", "rope", "cup", "tent", "bell", "coat", "drum", "flag", "jar", "key", "map", "net")
 PLACES = ("attic", "barn", "cellar", "depot", "field", "garden", "harbour", "kitchen", "mill")

@@ -6,9 +6,12 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from kvedit.claims import TRUSTS, Trust
 from kvedit.errors import BadRequest
+
+Trust = Literal["tokens", "replies", "names"]  # what they mean: kvedit.edit.proofs
+TRUSTS: tuple[Trust, ...] = ("tokens", "replies", "names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,7 +36,7 @@ def copy_checks(*, on_gpu: bool) -> list[dict[str, object]]:
 
 def warm_up_check(device: str) -> dict[str, object]:
     """As a server does at its start. Then no launch compiles anything: its time is given."""
-    from sglang_patches.warmup import warm_up
+    from sglang_patches.scheduler.splice.warm_up import warm_up
 
     group, plan = build(CASE, device=device)
     started = time.perf_counter()
@@ -116,8 +116,8 @@ def busy_stream(device: str) -> Any:
 
 
 def new_queue(group: Any, device: str) -> Any:
-    from sglang_patches.copies import CopyQueue
-    from sglang_patches.inflight import event_maker
+    from sglang_patches.scheduler.splice.copies import CopyQueue
+    from sglang_patches.scheduler.splice.in_flight import event_maker
 
     new_event = event_maker(torch.get_device_module(device))
     return CopyQueue([described(group)], None, lambda lock: None, new_event)

@@ -19,7 +19,7 @@ def server_checks(*, on_gpu: bool, log_path: Path) -> list[dict[str, object]]:
     """Start ``--attention-backend flashinfer`` (a dry run: the CPU default), splice a skill at
     the start of a prompt without a seam, and compare every top logprob with exact reuse of the
     same tokens. Behind a prefix, the splice must be reported as composed."""
-    from kvedit.serverproc import ServerProcess
+    from kvedit.workbench.server_process import ServerProcess
 
     flags = ["--attention-backend", "flashinfer"] if on_gpu else []
     env = {"HF_HUB_OFFLINE": "1"}

@@ -11,8 +11,8 @@ _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler."
 def register() -> None:
     """Register the cache backend and every hook. Without ``--radix-cache-backend kvedit`` the
     hooks find a stock cache and do nothing."""
-    from sglang_patches.cache import create_cache
     from sglang_patches.http import register_http_hooks
+    from sglang_patches.scheduler.splice.tree import create_cache
 
     register_radix_cache_backend("kvedit", create_cache)
     _register_scheduler_hooks()
@@ -20,15 +20,17 @@ def register() -> None:
 
 
 def _register_scheduler_hooks() -> None:
-    from sglang_patches import admission, epoch, forward, intake, scheduler_rpc, startup, streamer
+    from sglang_patches.host import refusals
+    from sglang_patches.scheduler.commands import dispatch
+    from sglang_patches.scheduler.hooks import admission, forward, intake, streamer, weight_epoch
 
     after = {
         _SCHEDULER + "_create_generation_req": intake.intake_hook,
         _SCHEDULER + "get_prefill_adder_class": admission.adder_hook,
         _SCHEDULER + "get_output_streamer_class": streamer.streamer_hook,
-        startup.RESOLVE_TARGET: startup.resolved_hook,
-        **dict.fromkeys(epoch.WEIGHT_UPDATES, epoch.weights_hook),
-        **dict.fromkeys(epoch.ADAPTER_UPDATES, epoch.adapters_hook),
+        refusals.RESOLVE_TARGET: refusals.resolved_hook,
+        **dict.fromkeys(weight_epoch.WEIGHT_UPDATES, weight_epoch.weights_hook),
+        **dict.fromkeys(weight_epoch.ADAPTER_UPDATES, weight_epoch.adapters_hook),
     }
     for target, hook in after.items():
         HookRegistry.register(target, hook, HookType.AFTER)
@@ -50,6 +52,6 @@ def _register_scheduler_hooks() -> None:
     HookRegistry.register(
         "sglang.srt.managers.scheduler_components.internal_state."
         "SchedulerInternalStateController.get_internal_state",
-        scheduler_rpc.internal_state_hook,
+        dispatch.internal_state_hook,
         HookType.AROUND,
     )

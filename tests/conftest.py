@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from kvedit.modelstore import default_model_dir as find_default_model
+from kvedit.workbench.model_store import default_model_dir as find_default_model
 from sglang_patches import cpu
 
 cpu.prepare()  # before any test module imports sglang, on a host without a GPU

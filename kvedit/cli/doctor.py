@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-REPORT_MODULE = "sglang_patches.doctor"
+REPORT_MODULE = "sglang_patches.launch.doctor"
 
 
 def add_parser(subparsers: Any) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 from kvedit.cli.connect import add_connection, connect
 from kvedit.client import Client
+from kvedit.client.transport import NoServer
 from kvedit.errors import Forbidden, Unavailable
-from kvedit.transport import NoServer
 
 SILENCE_MS = 5000
 CHECK_TIMEOUT_S = 60.0  # a server in a long tokenisation answers late

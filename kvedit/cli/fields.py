@@ -7,11 +7,12 @@ import json
 import sys
 from typing import Any
 
-from kvedit.claims import CHOICES
 from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
 from kvedit.cli.table import print_table
-from kvedit.declaration import ROLES, STRATEGIES
+from kvedit.edit.proofs import CHOICES
 from kvedit.errors import Conflict
+from kvedit.fields.declaration import ROLES
+from kvedit.request.strategy import STRATEGIES
 
 _COLUMNS = ("name", "pattern", "strategy", "where", "base", "shared")
 

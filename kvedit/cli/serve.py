@@ -7,7 +7,7 @@ import os
 import sys
 from typing import Any
 
-from kvedit.claims import TRUSTS
+from kvedit.config import TRUSTS
 
 SERVER_MODULE = "sglang_patches.serve"
 

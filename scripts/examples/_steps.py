@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from kvedit import lang
-from kvedit.modelstore import default_model_dir
-from kvedit.serverproc import ServerProcess
+from kvedit.workbench.model_store import default_model_dir
+from kvedit.workbench.server_process import ServerProcess
 
 CLASSES = ("exact", "composed", "derived", "computed")
 MAX_ANSWER_CHARS = 44

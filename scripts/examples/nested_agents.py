@@ -12,7 +12,7 @@ import sglang as sgl
 from _steps import Steps, endpoint, parsed_arguments, register
 
 from kvedit import lang
-from kvedit.demo.cases import load_text
+from kvedit.workbench.demo.cases import load_text
 
 CLERK = (
     "You are the order clerk. You carry out one task at a time with the tools of this sheet, and "

@@ -13,7 +13,7 @@ import sglang as sgl
 from _steps import Steps, endpoint, parsed_arguments, register
 
 from kvedit import lang
-from kvedit.demo.cases import load_text
+from kvedit.workbench.demo.cases import load_text
 
 FACTS = (
     "The customer is called Ada and lives in Bergen, in the house by the harbour.",

@@ -14,22 +14,25 @@ _LOGGER = "sglang.srt.utils.request_logger.RequestLogger"
 
 def register_http_hooks(registry: Any, hook_type: Any) -> None:
     """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
-    from sglang_patches.http import auth, intake, openai, otherids, reports, requestlog, wire
+    from sglang_patches.http import decoding, gate
+    from sglang_patches.http.admin import auth
+    from sglang_patches.http.answers import openai, other_ids, reports
+    from sglang_patches.http.request import request_log
 
     around = {
-        f"{_MANAGER}.generate_request": intake.generate_request,
+        f"{_MANAGER}.generate_request": gate.generate_request,
         f"{_MANAGER}.update_request_meta_info": reports.keep_report,
         f"{_MANAGER}._handle_abort_finish_reason": reports.raise_refusal,
         f"{_ROUTES}.openai.serving_base.OpenAIServingBase.handle_request": openai.add_report,
-        f"{_ROUTES}.anthropic.serving.AnthropicServing.handle_messages": otherids.keep_message,
-        f"{_ROUTES}.ollama.serving.OllamaServing.handle_chat": otherids.name_answer,
-        f"{_ROUTES}.ollama.serving.OllamaServing.handle_generate": otherids.name_answer,
-        f"{_LOGGER}.log_openai_received_request": requestlog.log_received,
+        f"{_ROUTES}.anthropic.serving.AnthropicServing.handle_messages": other_ids.keep_message,
+        f"{_ROUTES}.ollama.serving.OllamaServing.handle_chat": other_ids.name_answer,
+        f"{_ROUTES}.ollama.serving.OllamaServing.handle_generate": other_ids.name_answer,
+        f"{_LOGGER}.log_openai_received_request": request_log.log_received,
         "sglang.srt.utils.auth.decide_request_auth": auth.decide,
     }
     for target, hook in around.items():
         registry.register(target, hook, hook_type.AROUND)
-    registry.register(f"{_MANAGER}._create_tokenized_object", wire.check_wire, hook_type.AFTER)
+    registry.register(f"{_MANAGER}._create_tokenized_object", decoding.check_wire, hook_type.AFTER)
     registry.register(
         "sglang.srt.entrypoints.http_server._setup_and_run_http_server",
         _add_routes,
@@ -41,9 +44,9 @@ def _add_routes(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: 
     """BEFORE ``_setup_and_run_http_server``: an error here stops the start-up."""
     from sglang.srt.entrypoints import http_server
 
-    from sglang_patches.http.auth import Door
-    from sglang_patches.http.routes import add_routes
-    from sglang_patches.http.service import is_enabled, service_of
+    from sglang_patches.http.admin.auth import Door
+    from sglang_patches.http.admin.routes import add_routes
+    from sglang_patches.http.admin.skill_service import is_enabled, service_of
 
     if not is_enabled(tokenizer_manager):
         return

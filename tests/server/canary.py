@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from kvedit.modelstore import default_model_dir
+from kvedit.workbench.model_store import default_model_dir
 from tests.server.harness import Answer, Server, fresh_name
 
 _WORDS = (

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvedit.serverproc import ServerProcess
+from kvedit.workbench.server_process import ServerProcess
 
 TESTING_ENV = {
     "KVEDIT_TESTING": "1",

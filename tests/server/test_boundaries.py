@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvedit.boundaries import MAX_BOUNDARIES
+from kvedit.splice.pass_price import MAX_BOUNDARIES
 from tests.server.harness import HttpError, Server, fresh_name, random_ids
 
 NUM_STORM_TOKENS = 500

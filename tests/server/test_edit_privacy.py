@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvedit.declaration import STRATEGIES
+from kvedit.request.strategy import STRATEGIES
 from tests.server.canary import encode
 from tests.server.chats import (
     LINE,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from kvedit.report import without_values
+from kvedit.splice.token_classes import without_values
 from tests.server.canary import encode
 from tests.server.chats import Chat, new_chat, remove_fields, render, system
 from tests.server.harness import BASE, Server, ServerPool, random_ids

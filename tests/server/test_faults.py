@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvedit.modelstore import default_model_dir
+from kvedit.workbench.model_store import default_model_dir
 from tests.server.canary import NUM_NEW, Canary, canary, heading, question
 from tests.server.harness import HttpError, Server, fresh_name
 from tests.server.waiting import until

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kvedit.rope import RopeSpec, rope_specs
-from kvedit.serverproc import ServerFailed, ServerProcess
+from kvedit.workbench.server_process import ServerFailed, ServerProcess
 from kvedit_kernels.contract import arithmetic_bound
 from tests.server.harness import Server, ServerConfig, ServerPool, fresh_name, random_ids
 from tests.server.test_bit_equal import assert_same

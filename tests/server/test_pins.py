@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kvedit.modelstore import default_model_dir
+from kvedit.workbench.model_store import default_model_dir
 from tests.server.canary import NUM_NEW, Canary, canary
 from tests.server.harness import HttpError, Server, ServerPool, fresh_name, random_ids
 from tests.server.small_pool import BUDGET, POOL, SMALL_POOL

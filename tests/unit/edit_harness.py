@@ -16,22 +16,23 @@ from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from kvedit.chatform import derive_chat_form
-from kvedit.claims import TokenBook
-from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
-from kvedit.fields import FieldBook, parse_declaration
-from kvedit.ids import count_virtual, is_virtual
-from kvedit.ledger import Ledger
+from kvedit.edit.donor_paths import FIRST_PATH_NUMBER, PathBook
+from kvedit.edit.ledger import Ledger
+from kvedit.edit.proofs import TokenBook
+from kvedit.fields.book import FieldBook
+from kvedit.fields.declaration import parse_declaration
+from kvedit.fields.public_values import SeenValues
 from kvedit.namespace import SHARED, namespace_tag
-from kvedit.options import Options
-from kvedit.paths import Choice, choose_path
-from kvedit.planner import PlanLimits, plan_spans
-from kvedit.report import TokenSplit
-from kvedit.seenvalues import SeenValues
-from kvedit.skills import Registry
-from kvedit.spans import Plan, Span, served_ids
-from sglang_patches.editing import choose_prompt, read_edits, record_turn
-from sglang_patches.state import EditState, RequestState
+from kvedit.request.options import Options
+from kvedit.skills.registry import Registry
+from kvedit.splice.planner import PlanLimits, plan_spans
+from kvedit.splice.spans import Plan, Span, served_ids
+from kvedit.splice.spelling import Choice, choose_path
+from kvedit.splice.token_classes import TokenSplit
+from kvedit.splice.virtual_ids import count_virtual, is_virtual
+from kvedit.text.chat_probe import derive_chat_form
+from sglang_patches.scheduler.edit.turns import choose_prompt, read_edits, record_turn
+from sglang_patches.scheduler.request_state import EditState, RequestState
 from tests.unit.fake_tree import END, START, Cached, FakeTree, Marks, WordTokens
 
 SALT = "one user's"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from kvedit.options import Options, Sealed
+from kvedit.request.options import Options, Sealed
 from tests.unit.edit_harness import SALT, SUFFIX, FakeServer, Outcome, rendered
 
 TEMPLATE = "[kvedit update] {name} is now {value}. This overrides what was said."

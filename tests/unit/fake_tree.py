@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvedit.masks import common_prefix
+from kvedit.edit.masked import common_prefix
 
 START, END = "<|im_start|>", "<|im_end|>"
 SPLIT = re.compile(r"<\|im_start\|>|<\|im_end\|>| ?\w+|\s|<| ?[^\w\s<]+")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvedit.spans import Piece, Span
+from kvedit.splice.spans import Piece, Span
 
 
 def span(start: int, stop: int, segment: int = 1, *, seam: int = 0, prefix_len: int = 0) -> Span:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.boundaries import MAX_BOUNDARIES, afford
-from kvedit.spans import overlap
+from kvedit.splice.pass_price import MAX_BOUNDARIES, afford
+from kvedit.splice.spans import overlap
 from tests.unit.spans_of import span, whole
 
 

@@ -7,7 +7,8 @@ from array import array
 
 import pytest
 
-from kvedit.chatform import (
+from kvedit.errors import Unsupported
+from kvedit.text.chat_probe import (
     ChatForm,
     derive_chat_form,
     find_anchor,
@@ -15,8 +16,7 @@ from kvedit.chatform import (
     messages,
     raw_anchor,
 )
-from kvedit.errors import Unsupported
-from kvedit.tokentext import TokenText
+from kvedit.text.tokens import TokenText
 from tests.unit.chat_tokenizers import chat, render_with, with_form
 
 TALK = ("user", "Hi there", "assistant", "Yo", "user", "Bye")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvedit import claims as module
-from kvedit.claims import CHOICES, EXPIRED, NEEDS_REPLY, TokenBook, claim_of
-from kvedit.options import Options, Sealed
+from kvedit.edit import proofs as module
+from kvedit.edit.proofs import CHOICES, EXPIRED, NEEDS_REPLY, TokenBook, claim_of
+from kvedit.request.options import Options, Sealed
 
 ASKED = Options(conversation="d", sealed=Sealed(proof="d", is_issued=True))
 SENT = Options(conversation="d", sealed=Sealed(proof="d"))
@@ -101,10 +101,10 @@ def test_what_levels_the_ranks_forgets_tokens_too():
 
     import torch
 
-    from kvedit.donorpaths import PathBook
-    from kvedit.ledger import Ledger
-    from kvedit.seenvalues import SeenValues
-    from sglang_patches.levelling import level
+    from kvedit.edit.donor_paths import PathBook
+    from kvedit.edit.ledger import Ledger
+    from kvedit.fields.public_values import SeenValues
+    from sglang_patches.scheduler.levelling import level
 
     runtime: Any = SimpleNamespace(
         ledger=Ledger(),

@@ -152,4 +152,4 @@ def test_serve_does_not_take_an_abbreviation_for_its_own(executed: list[list[str
 def test_doctor_passes_flags_behind_the_dashes(executed: list[list[str]]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["doctor", "--", "--pp-size", "2"])
-    assert executed[0][1:] == ["-m", "sglang_patches.doctor", "--pp-size", "2"]
+    assert executed[0][1:] == ["-m", "sglang_patches.launch.doctor", "--pp-size", "2"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvedit.clientprompt import read_prompt
-from kvedit.fields import FieldBook, parse_declaration
+from kvedit.edit.client_prompt import read_prompt
+from kvedit.fields.book import FieldBook
+from kvedit.fields.declaration import parse_declaration
 from kvedit.namespace import SHARED
 from tests.unit.edit_harness import SUFFIX, FakeServer, rendered
 

@@ -12,7 +12,7 @@ from sglang_patches import cpu
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches import contract  # noqa: E402
+from sglang_patches.host import contract  # noqa: E402
 
 SRT = Path(find_spec("sglang").origin).parent / "srt"  # type: ignore[union-attr, arg-type]
 

@@ -13,9 +13,9 @@ from sglang_patches import cpu, guard
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches import copies as copies_module  # noqa: E402
-from sglang_patches.copies import CopyQueue  # noqa: E402
 from sglang_patches.pools import GroupWithRope  # noqa: E402
+from sglang_patches.scheduler.splice import copies as copies_module  # noqa: E402
+from sglang_patches.scheduler.splice.copies import CopyQueue  # noqa: E402
 
 CASE = Case(num_tokens=24, deltas=(17, 0, 4096), page_size=1, placement="scattered")
 

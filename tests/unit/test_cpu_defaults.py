@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches import serve
 from sglang_patches.cpu import defaults
+from sglang_patches.launch import serve
 
 
 def test_every_default_is_added_to_a_bare_command() -> None:

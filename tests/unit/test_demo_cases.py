@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvedit.demo.cases import CASES, SKILL_NAMES, Case, is_right, load_text, prompt_of
+from kvedit.workbench.demo.cases import CASES, SKILL_NAMES, Case, is_right, load_text, prompt_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +48,6 @@ def test_texts_are_declared_as_package_data() -> None:
         for node in calls
         if isinstance(node, ast.keyword) and node.arg == "package_data"
     )
-    data = ROOT / "kvedit" / "demo"
-    shipped = {path for pattern in declared["kvedit.demo"] for path in data.glob(pattern)}
+    data = ROOT / "kvedit" / "workbench" / "demo"
+    shipped = {path for pattern in declared["kvedit.workbench.demo"] for path in data.glob(pattern)}
     assert {data / "data" / f"{name}.md" for name in (*SKILL_NAMES, "chat")} <= shipped

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from kvedit.demo.arms import FULL, REPEAT, SPLICE, Row, first_line, problems_of, row_of
-from kvedit.demo.cases import Case
-from kvedit.demo.chart import LABEL_WIDTH, NUM_TICKS, tick_step_ms, ttft_chart
-from kvedit.demo.program import main, summary
-from kvedit.demo.report import html_table, render_report
-from kvedit.demo.table import HEADINGS, by_case, cells_of, format_table, full_of
-from kvedit.streaming import Streamed
+from kvedit.workbench.demo.arms import FULL, REPEAT, SPLICE, Row, first_line, problems_of, row_of
+from kvedit.workbench.demo.cases import Case
+from kvedit.workbench.demo.chart import LABEL_WIDTH, NUM_TICKS, tick_step_ms, ttft_chart
+from kvedit.workbench.demo.program import main, summary
+from kvedit.workbench.demo.report import html_table, render_report
+from kvedit.workbench.demo.table import HEADINGS, by_case, cells_of, format_table, full_of
+from kvedit.workbench.timed_request import Streamed
 
 BASE = Row(
     case=1,

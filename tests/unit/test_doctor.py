@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_patches import doctor
+from sglang_patches.launch import doctor
 
 pytestmark = pytest.mark.own_process  # judging flags loads the plugins into this process
 
@@ -24,7 +24,7 @@ def test_a_sound_installation_is_ok(capsys: pytest.CaptureFixture[str]) -> None:
 def test_another_host_version_is_one_problem(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sglang_patches.doctor.version", lambda name: "0.5.24")
+    monkeypatch.setattr("sglang_patches.launch.doctor.version", lambda name: "0.5.24")
     status, lines, _ = report(capsys)
     assert status == 1 and lines[-1].startswith("1 problem: sglang 0.5.24: NOT SUPPORTED")
 

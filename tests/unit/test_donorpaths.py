@@ -6,9 +6,9 @@ from array import array
 
 import pytest
 
-from kvedit import donorpaths
-from kvedit.donorpaths import FIRST_PATH_NUMBER, PathBook
-from kvedit.ids import MAX_SEGMENT_NUMBER, virtual_ids
+from kvedit.edit import donor_paths
+from kvedit.edit.donor_paths import FIRST_PATH_NUMBER, PathBook
+from kvedit.splice.virtual_ids import MAX_SEGMENT_NUMBER, virtual_ids
 
 KEY = (None, None)
 
@@ -51,7 +51,7 @@ def test_a_number_is_never_used_again():
 
 @pytest.mark.parametrize("limit, value", [("MAX_PATHS", 2), ("MAX_TOKENS", 7)])
 def test_the_least_recently_used_path_goes_first(monkeypatch, limit, value):
-    monkeypatch.setattr(donorpaths, limit, value)
+    monkeypatch.setattr(donor_paths, limit, value)
     book = PathBook()
     first, second = (book.number_of(KEY, ids(i, 2, 3)) for i in (1, 2))
     book.number_of(KEY, ids(1, 2))

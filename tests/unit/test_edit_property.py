@@ -15,8 +15,8 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvedit.options import Options
-from sglang_patches.editing import strategy_in_force
+from kvedit.request.options import Options
+from sglang_patches.scheduler.edit.turns import strategy_in_force
 from tests.unit.edit_harness import SUFFIX, FakeServer
 from tests.unit.edit_lives import (
     CHANGES,

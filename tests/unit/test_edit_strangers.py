@@ -12,7 +12,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from kvedit.options import Options, Sealed
+from kvedit.request.options import Options, Sealed
 from tests.unit.edit_harness import FakeServer
 from tests.unit.edit_lives import (
     CHANGES,

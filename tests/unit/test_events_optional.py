@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kvedit.report import TokenSplit
+from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import cpu, guard
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches import doctor  # noqa: E402
-from sglang_patches.events import EventPublisher, open_publisher  # noqa: E402
-from sglang_patches.metrics import Metrics  # noqa: E402
+from sglang_patches.launch import doctor  # noqa: E402
+from sglang_patches.scheduler.telemetry.events import EventPublisher, open_publisher  # noqa: E402
+from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_a_folder_that_cannot_be_pruned_does_not_stop_the_events(tmp_path, monke
     def refuses(run_dir: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("sglang_patches.events._prune", refuses)
+    monkeypatch.setattr("sglang_patches.scheduler.telemetry.events._prune", refuses)
     publisher, warning = open_publisher(short_dir(tmp_path))
     assert publisher is not None and warning is None and guard.errors["prune_events"] == 1
     publisher.close()

@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvedit.errors import BadRequest, Conflict, NotFound, QuotaExceeded
-from kvedit.fields import (
-    DEFAULT_TEMPLATE,
-    MAX_FIELDS,
-    Field,
-    FieldBook,
-    Where,
-    parse_declaration,
-    value_problem,
-)
+from kvedit.fields.book import MAX_FIELDS, Field, FieldBook, value_problem
+from kvedit.fields.declaration import DEFAULT_TEMPLATE, Where, parse_declaration
 from kvedit.namespace import SHARED
 
 ME, YOU = "ns:me", "ns:you"

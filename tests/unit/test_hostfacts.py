@@ -12,7 +12,7 @@ prepare()
 from sglang.srt.arg_groups.overrides import declare_resolution  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
-from sglang_patches.hostfacts import has_overlap, model_name  # noqa: E402
+from sglang_patches.host.facts import has_overlap, model_name  # noqa: E402
 
 
 def record(**given: object) -> ServerArgs:

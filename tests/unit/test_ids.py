@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.ids import (
+from kvedit.splice.virtual_ids import (
     MAX_SEGMENT_NUMBER,
     MAX_SEGMENT_TOKENS,
     VIRTUAL_BIT,

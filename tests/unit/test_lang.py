@@ -15,7 +15,7 @@ from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from kvedit import lang
 from kvedit.errors import BadRequest, NotFound, Unsupported
-from kvedit.options import parse_options
+from kvedit.request.options import parse_options
 
 POLICY = "Refunds take five days.\n"
 PATTERN = "order_status: {value}"
@@ -111,7 +111,7 @@ def url(stand_in: tuple[StandIn, str]) -> str:
 
 @pytest.fixture(autouse=True)
 def own_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sglang_patches import lang as host
+    from sglang_patches.frontend import endpoint as host
 
     library = lang.Library()
     monkeypatch.setattr(lang, "LIBRARY", library)

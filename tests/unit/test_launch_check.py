@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from sglang_patches import serve
-from sglang_patches.launch_check import (
+from sglang_patches.launch import serve
+from sglang_patches.launch.preflight import (
     model_problems,
     port_problems,
     problems_of,

@@ -7,12 +7,12 @@ from array import array
 
 import pytest
 
-from kvedit import ledger as module
-from kvedit import rivals
-from kvedit.claims import Claim
-from kvedit.ledger import MAX_PER_PLACE, Entry, Ledger
-from kvedit.masks import Masked
-from kvedit.served import ServedPath, Window
+from kvedit.edit import ledger as module
+from kvedit.edit import rivals
+from kvedit.edit.ledger import MAX_PER_PLACE, Entry, Ledger
+from kvedit.edit.masked import Masked
+from kvedit.edit.proofs import Claim
+from kvedit.edit.served_path import ServedPath, Window
 
 SCOPE = ("ns", "")
 OPENING = array("q", range(100, 120))

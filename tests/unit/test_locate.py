@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvedit.chatform import derive_chat_form
-from kvedit.declaration import Where
-from kvedit.locate import MAX_VALUE_TOKENS, Located, locate, window_ids
-from kvedit.tokentext import TokenText
+from kvedit.edit.locate import MAX_VALUE_TOKENS, Located, locate, window_ids
+from kvedit.fields.declaration import Where
+from kvedit.text.chat_probe import derive_chat_form
+from kvedit.text.tokens import TokenText
 from tests.unit.chat_tokenizers import (
     add_form,
     chat,

@@ -7,8 +7,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.masks import Masked, common_prefix, prefix_hashes
-from kvedit.served import Window
+from kvedit.edit.masked import Masked, common_prefix, prefix_hashes
+from kvedit.edit.served_path import Window
 
 IDS = array("q", range(100, 120))
 lists = st.lists(st.integers(-3, 3), max_size=12).map(lambda ids: array("q", ids))

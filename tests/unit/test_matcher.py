@@ -8,10 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvedit import matcher as matcher_module
-from kvedit.matcher import Match, Matcher
 from kvedit.namespace import SHARED
-from kvedit.segment import Segment
+from kvedit.skills import matcher as matcher_module
+from kvedit.skills.matcher import Match, Matcher
+from kvedit.skills.segment import Segment
 
 NS = "ns:mine"
 LETTERS = {1: "a", 2: "b", 3: "ab", 4: "ba", 5: "\ufffd", 6: ""}  # 3 is what a merge makes of 1, 2

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.declaration import STRATEGIES
 from kvedit.errors import BadRequest
-from kvedit.options import DEFAULT, Options, Sealed, from_wire, parse_options
+from kvedit.request.options import DEFAULT, Options, Sealed, from_wire, parse_options
+from kvedit.request.strategy import STRATEGIES
 
 
 @pytest.mark.parametrize("value", [None, {}, "{}", {"splice": "auto", "skills": None}])

@@ -8,8 +8,8 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvedit.paths import MAX_MATCHES, choose_path
-from kvedit.spans import Worth, cut, overlap, served_ids
+from kvedit.splice.spans import Worth, cut, overlap, served_ids
+from kvedit.splice.spelling import MAX_MATCHES, choose_path
 from tests.unit.spans_of import span, whole
 
 NUM_TOKENS = 60

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvedit.errors import PinBudgetExceeded
-from sglang_patches.pins import PinBook
+from sglang_patches.scheduler.skills.pins import PinBook
 
 BUDGET = 100
 

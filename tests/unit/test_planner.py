@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvedit.namespace import SHARED
-from kvedit.options import Options
-from kvedit.planner import PlanLimits, plan_spans
-from kvedit.skills import Registry
+from kvedit.request.options import Options
+from kvedit.skills.registry import Registry
+from kvedit.splice.planner import PlanLimits, plan_spans
 
 NS = "ns:mine"
 LIMITS = PlanLimits(page_size=1, min_span_tokens=16, default_seam=8, last_position=10**6)

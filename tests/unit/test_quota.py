@@ -3,7 +3,7 @@
 import pytest
 
 from kvedit.errors import QuotaExceeded
-from kvedit.quota import QuotaBook
+from kvedit.skills.quota import QuotaBook
 
 
 class Clock:

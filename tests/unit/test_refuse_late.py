@@ -5,17 +5,17 @@ from __future__ import annotations
 from array import array
 from types import SimpleNamespace
 
-from kvedit.options import Options
-from kvedit.report import TokenSplit
-from kvedit.spans import Plan, Refusal
+from kvedit.request.options import Options
+from kvedit.splice.spans import Plan, Refusal
+from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import cpu
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches.admission import _cover  # noqa: E402
-from sglang_patches.metrics import Metrics  # noqa: E402
-from sglang_patches.runtime import Runtime  # noqa: E402
-from sglang_patches.state import RequestState, report_of  # noqa: E402
+from sglang_patches.scheduler.hooks.admission import _cover  # noqa: E402
+from sglang_patches.scheduler.request_state import RequestState, report_of  # noqa: E402
+from sglang_patches.scheduler.runtime import Runtime  # noqa: E402
+from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 
 EVICTED = Refusal(skill="policy", reason="evicted")
 

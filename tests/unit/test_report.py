@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvedit.report import COUNTS, TokenSplit, joined, without_values
-from kvedit.spans import Refusal, cut, run_end
+from kvedit.splice.spans import Refusal, cut, run_end
+from kvedit.splice.token_classes import COUNTS, TokenSplit, joined, without_values
 from tests.unit.spans_of import span, whole
 
 SPANS = (span(10, 30, 1, seam=4), span(30, 40, 2), span(55, 70, 3, seam=5))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvedit.seenvalues import MAX_FIELDS, MAX_VALUES, SeenValues
+from kvedit.fields.public_values import MAX_FIELDS, MAX_VALUES, SeenValues
 
 
 def test_the_newest_come_first_and_once():

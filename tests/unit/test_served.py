@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from array import array
 
-from kvedit.served import Cut, Line, New, ServedPath, Window, edit, fit_to_pages, kept_spans
-from kvedit.spans import Piece
+from kvedit.edit.served_path import (
+    Cut,
+    Line,
+    New,
+    ServedPath,
+    Window,
+    edit,
+    fit_to_pages,
+    kept_spans,
+)
+from kvedit.splice.spans import Piece
 from tests.unit.spans_of import span, whole
 
 IDS = array("q", range(1000, 1100))

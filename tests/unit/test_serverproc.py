@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvedit.serverproc import ServerFailed, ServerProcess, free_port, is_healthy
+from kvedit.workbench.server_process import ServerFailed, ServerProcess, free_port, is_healthy
 
 # Answers /health with 200 after START_AFTER_S; a grandchild ignores SIGTERM, as a scheduler
 # stuck in a forward pass does.
@@ -109,7 +109,8 @@ def test_signal_to_the_user_stops_the_group(
     log_path = tmp_path / "server.log"
     start_after_s = "600" if moment == "starting" else "0"
     program = (
-        "import sys, time; from pathlib import Path; from kvedit.serverproc import ServerProcess\n"
+        "import sys, time; from pathlib import Path\n"
+        "from kvedit.workbench.server_process import ServerProcess\n"
         f"server = ServerProcess([], {{'START_AFTER_S': '{start_after_s}'}}, "
         f"Path({str(log_path)!r}), command=[sys.executable, '-c', {FAKE_SERVER!r}], "
         "stop_timeout_s=1.0)\n"

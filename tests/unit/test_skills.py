@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from kvedit.errors import BadRequest, Conflict, NotFound
 from kvedit.namespace import SHARED
-from kvedit.skills import Registry, State, check_ids, check_name, check_seam
+from kvedit.skills.registry import Registry, State, check_ids, check_name, check_seam
 
 NS = "ns:mine"
 OTHER = "ns:other"

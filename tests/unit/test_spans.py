@@ -5,8 +5,8 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.ids import is_virtual, segment_of
-from kvedit.spans import Piece, Plan, Refusal, cut, next_start, overlap, run_end, served_ids
+from kvedit.splice.spans import Piece, Plan, Refusal, cut, next_start, overlap, run_end, served_ids
+from kvedit.splice.virtual_ids import is_virtual, segment_of
 from tests.unit.spans_of import span, whole
 
 NUM_TOKENS = 40

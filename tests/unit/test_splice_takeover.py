@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 import torch
 
-from kvedit.options import Options
-from kvedit.report import TokenSplit
-from kvedit.spans import Plan
+from kvedit.request.options import Options
+from kvedit.splice.spans import Plan
+from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import cpu
 from tests.unit.spans_of import span, whole
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches import realise  # noqa: E402
-from sglang_patches.donors import Donor  # noqa: E402
-from sglang_patches.metrics import Metrics  # noqa: E402
-from sglang_patches.realise import Splice  # noqa: E402
-from sglang_patches.runtime import Runtime  # noqa: E402
-from sglang_patches.state import RequestState  # noqa: E402
+from sglang_patches.scheduler.request_state import RequestState  # noqa: E402
+from sglang_patches.scheduler.runtime import Runtime  # noqa: E402
+from sglang_patches.scheduler.splice import realise  # noqa: E402
+from sglang_patches.scheduler.splice.donors import Donor  # noqa: E402
+from sglang_patches.scheduler.splice.realise import Splice  # noqa: E402
+from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 
 START, STOP = 4, 10
 PIECES = whole(span(START, STOP, 3))

@@ -15,8 +15,8 @@ prepare()
 from sglang.srt.arg_groups.overrides import declare_resolution  # noqa: E402
 from sglang.srt.server_args import ServerArgs  # noqa: E402
 
-from sglang_patches import startup  # noqa: E402
-from sglang_patches.startup_fields import REFUSED, TESTED, UNTESTED  # noqa: E402
+from sglang_patches.host import refusals  # noqa: E402
+from sglang_patches.host.server_args import REFUSED, TESTED, UNTESTED  # noqa: E402
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -47,7 +47,7 @@ def record(**given: Any) -> ServerArgs:
 
 
 def test_the_plain_server_passes() -> None:
-    startup.check_server_args(record(), allow=NOBODY)
+    refusals.check_server_args(record(), allow=NOBODY)
 
 
 def test_what_a_cpu_host_adds_passes() -> None:
@@ -61,13 +61,13 @@ def test_what_a_cpu_host_adds_passes() -> None:
         disable_overlap_schedule=True,
         enable_metrics=True,
     )
-    startup.check_server_args(cpu, allow=NOBODY)
+    refusals.check_server_args(cpu, allow=NOBODY)
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_each_refused_argument_is_named(name: str) -> None:
     value = REFUSED_VALUES.get(name, True)
-    reasons = startup.refusals(record(**{name: value}), allow=NOBODY)
+    reasons = refusals.refusals(record(**{name: value}), allow=NOBODY)
     flag = "--" + name.replace("_", "-")
     assert any(reason.startswith(f"{flag}: expected ") for reason in reasons), reasons
     assert all(repr(value) in reason for reason in reasons if reason.startswith(flag + ":"))
@@ -76,12 +76,12 @@ def test_each_refused_argument_is_named(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_no_allowance_lifts_a_refusal(name: str) -> None:
     refused = record(**{name: REFUSED_VALUES.get(name, True)})
-    assert startup.refusals(refused, allow=frozenset({name}))
+    assert refusals.refusals(refused, allow=frozenset({name}))
 
 
 def test_all_reasons_come_at_once() -> None:
     with pytest.raises(Unsupported) as caught:
-        startup.check_server_args(
+        refusals.check_server_args(
             record(pp_size=2, disable_radix_cache=True, tp_size=3, page_size=64), allow=NOBODY
         )
     flags = [reason.split(":")[0] for reason in caught.value.reasons]
@@ -96,46 +96,46 @@ def different_from(default: Any) -> Any:
 
 @pytest.mark.parametrize("name", sorted(UNTESTED))
 def test_untested_arguments_are_refused_by_name_and_can_be_allowed(name: str) -> None:
-    changed = record(**{name: different_from(startup.default_values(ServerArgs)[name])})
-    (reason,) = startup.refusals(changed, allow=NOBODY)
+    changed = record(**{name: different_from(refusals.default_values(ServerArgs)[name])})
+    (reason,) = refusals.refusals(changed, allow=NOBODY)
     assert reason.startswith("--" + name.replace("_", "-") + ": ")
     assert f"KVEDIT_ALLOW={name}" in reason
-    assert startup.refusals(changed, allow=frozenset({name})) == []
+    assert refusals.refusals(changed, allow=frozenset({name})) == []
 
 
 @pytest.mark.parametrize("name", sorted(n for n, values in TESTED.items() if values is not None))
 def test_untested_values_of_tested_arguments_are_refused(name: str) -> None:
-    (reason,) = startup.refusals(record(**{name: "elsewhere"}), allow=NOBODY)
+    (reason,) = refusals.refusals(record(**{name: "elsewhere"}), allow=NOBODY)
     assert "got 'elsewhere'" in reason
 
 
 def test_tested_values_pass() -> None:
     tested = record(tp_size=2, schedule_policy="lpm", attention_backend="flashinfer", page_size=16)
-    startup.check_server_args(tested, allow=NOBODY)
+    refusals.check_server_args(tested, allow=NOBODY)
 
 
 def test_allow_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVEDIT_ALLOW", "tp_size, schedule_policy")
-    startup.check_server_args(record(tp_size=4, schedule_policy="random"))
+    refusals.check_server_args(record(tp_size=4, schedule_policy="random"))
 
 
 def test_what_the_host_makes_of_a_flag_counts() -> None:
     """A model hook may switch the cache off or choose a page, which no flag shows."""
     resolved = record()
     declare_resolution(resolved, "a model hook", disable_radix_cache=True, page_size=64)
-    flags = [reason.split(":")[0] for reason in startup.refusals(resolved, allow=NOBODY)]
+    flags = [reason.split(":")[0] for reason in refusals.refusals(resolved, allow=NOBODY)]
     assert flags == ["--disable-radix-cache", "--page-size"]
 
 
 def test_host_choices_inside_the_tested_values_pass() -> None:
     resolved = record()
     declare_resolution(resolved, "the host", chunked_prefill_size=8192, page_size=1, device="cuda")
-    startup.check_server_args(resolved, allow=NOBODY)
+    refusals.check_server_args(resolved, allow=NOBODY)
 
 
 def test_another_host_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(startup, "version", lambda name: "0.5.24")
-    (reason,) = startup.refusals(record(), allow=NOBODY)
+    monkeypatch.setattr(refusals, "version", lambda name: "0.5.24")
+    (reason,) = refusals.refusals(record(), allow=NOBODY)
     assert reason == "sglang: expected version 0.5.23, got 0.5.24"
 
 
@@ -149,7 +149,7 @@ def test_another_host_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
 )
 def test_environment_switches(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     monkeypatch.setenv(name, value)
-    (reason,) = startup.refusals(record(), allow=NOBODY)
+    (reason,) = refusals.refusals(record(), allow=NOBODY)
     assert reason.startswith(f"{name}: expected ")
 
 
@@ -164,14 +164,14 @@ class Model:
 )
 def test_kinds_of_model(kind: dict[str, bool]) -> None:
     model = Model()
-    assert startup.refusals(record(), model, NOBODY) == []
+    assert refusals.refusals(record(), model, NOBODY) == []
     vars(model).update(kind)
-    (reason,) = startup.refusals(record(), model, NOBODY)
+    (reason,) = refusals.refusals(record(), model, NOBODY)
     assert reason.startswith("model: expected a text-only causal language model, got ")
 
 
 def test_a_bad_variable_of_ours_is_one_reason_among_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVEDIT_TRUST", "everybody")
-    found = startup.refusals(record(pp_size=2))
+    found = refusals.refusals(record(pp_size=2))
     assert "KVEDIT_TRUST: expected one of tokens, replies, names, got 'everybody'" in found
-    assert found[1:] == startup.refusals(record(pp_size=2), allow=NOBODY) != []
+    assert found[1:] == refusals.refusals(record(pp_size=2), allow=NOBODY) != []

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from sglang_patches.cpu import prepare
-from sglang_patches.startup_fields import (
+from sglang_patches.host.server_args import (
     CHECK_RESOLVED,
     INERT,
     IRRELEVANT,

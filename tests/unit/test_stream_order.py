@@ -13,13 +13,13 @@ cpu.prepare()  # before the first import of sglang on a host without a GPU
 
 from sglang.srt.plugins.hook_registry import HookType, _wrap_fn  # noqa: E402
 
-from sglang_patches import copies as copies_module  # noqa: E402
-from sglang_patches import forward  # noqa: E402
-from sglang_patches.cache import KvEditCache  # noqa: E402
-from sglang_patches.copies import CopyQueue  # noqa: E402
-from sglang_patches.inflight import InFlight  # noqa: E402
 from sglang_patches.pools import GroupWithRope  # noqa: E402
-from sglang_patches.runtime import Runtime  # noqa: E402
+from sglang_patches.scheduler.hooks import forward  # noqa: E402
+from sglang_patches.scheduler.runtime import Runtime  # noqa: E402
+from sglang_patches.scheduler.splice import copies as copies_module  # noqa: E402
+from sglang_patches.scheduler.splice.copies import CopyQueue  # noqa: E402
+from sglang_patches.scheduler.splice.in_flight import InFlight  # noqa: E402
+from sglang_patches.scheduler.splice.tree import KvEditCache  # noqa: E402
 
 CASE = Case(num_tokens=24, deltas=(17, 0, 4096), page_size=1, placement="scattered")
 

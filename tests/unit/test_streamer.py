@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from kvedit.options import Options
-from kvedit.report import TokenSplit
-from kvedit.spans import Plan, Refusal
+from kvedit.request.options import Options
+from kvedit.splice.spans import Plan, Refusal
+from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import guard
-from sglang_patches.state import RequestState
-from sglang_patches.streamer import reporting_streamer, streamer_hook
+from sglang_patches.scheduler.hooks.streamer import reporting_streamer, streamer_hook
+from sglang_patches.scheduler.request_state import RequestState
 
 NUM_TOKENS = 8
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvedit.errors import BadRequest, KvEditError
-from kvedit.streaming import stream_generate
+from kvedit.workbench.timed_request import stream_generate
 
 PAUSE_S = 0.3
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvedit.testing import ownership_problems
+from kvedit.splice.ownership import ownership_problems
 
 GOOD = {"free": [4, 5, 6], "tree": [1, 2], "request a": [3], "request b": []}
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvedit.errors import Unsupported
-from kvedit.tokentext import UNKNOWN, TokenText
+from kvedit.text.tokens import UNKNOWN, TokenText
 from tests.unit.chat_tokenizers import llama3_like, sentencepiece_like, with_form
 
 TEXTS = [

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import kvedit
+from kvedit.client.transport import NoServer
 from kvedit.errors import BadRequest, Forbidden, KvEditError, NotFound
-from kvedit.transport import NoServer
 
 Answering = Callable[[bytes | None], str]
 

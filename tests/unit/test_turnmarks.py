@@ -6,7 +6,7 @@ import jinja2
 import pytest
 
 from kvedit.errors import BadRequest, Unsupported
-from kvedit.turnmarks import Message, Render, TurnMarks, read_turn_marks
+from kvedit.lang.turn_marks import Message, Render, TurnMarks, read_turn_marks
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

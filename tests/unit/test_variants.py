@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvedit.options import Options
+from kvedit.request.options import Options
 from tests.unit.edit_harness import SUFFIX, FakeServer, rendered, runs
 
 TEMPLATE = "[kvedit update] {name} is now {value}."

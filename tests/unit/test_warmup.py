@@ -11,8 +11,8 @@ from sglang_patches import cpu, guard
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
-from sglang_patches import warmup  # noqa: E402
 from sglang_patches.pools import GroupWithRope  # noqa: E402
+from sglang_patches.scheduler.splice import warm_up  # noqa: E402
 
 CASES = (
     Case(num_tokens=8, deltas=(1,), page_size=1),
@@ -38,7 +38,7 @@ def groups():
 def test_every_group_is_run_and_only_its_first_writable_slot_is_touched():
     ready = groups()
     before = [snapshot(group.group) for group in ready]
-    warmup.warm_up(ready, None)
+    warm_up.warm_up(ready, None)
     for group, old in zip(ready, before, strict=True):
         slot = group.group.first_writable_slot
         for was, now in zip(old[0] + old[1], sum(snapshot(group.group), []), strict=True):
@@ -47,16 +47,16 @@ def test_every_group_is_run_and_only_its_first_writable_slot_is_touched():
 
 
 def test_the_groups_that_fail_are_named(monkeypatch):
-    relocate = warmup.relocate
+    relocate = warm_up.relocate
 
     def fails_on_the_window(group, plan):
         if group.page_size:
             raise RuntimeError("no kernel image")
         relocate(group=group, plan=plan)
 
-    monkeypatch.setattr(warmup, "relocate", fails_on_the_window)
+    monkeypatch.setattr(warm_up, "relocate", fails_on_the_window)
     with pytest.raises(Unsupported) as refusal:
-        warmup.warm_up(groups(), None)
+        warm_up.warm_up(groups(), None)
     assert refusal.value.reasons == (
         "relocation kernel: expected it to run on the swa pool's layers 2..3, "
         "got RuntimeError: no kernel image",
@@ -72,8 +72,8 @@ def test_a_failure_that_the_device_reports_late_refuses_too(monkeypatch):
         device = torch.device("meta")
         first_writable_slot = 1
 
-    monkeypatch.setattr(warmup, "relocate", lambda group, plan: None)
-    monkeypatch.setattr(warmup, "_plan", lambda group: None)
+    monkeypatch.setattr(warm_up, "relocate", lambda group, plan: None)
+    monkeypatch.setattr(warm_up, "_plan", lambda group: None)
     described = GroupWithRope(OnDevice(), CASES[0].inv_freq, "full", (0,), None)
     with pytest.raises(Unsupported, match="layers 0..0, got RuntimeError: illegal address"):
-        warmup.warm_up([described], Device())
+        warm_up.warm_up([described], Device())

@@ -14,12 +14,12 @@ from fastapi.testclient import TestClient
 
 from kvedit.config import Config
 from kvedit.errors import KvEditError
-from kvedit.fields import FieldBook
-from kvedit.skills import Registry
-from sglang_patches import field_rpc
-from sglang_patches.http.auth import Door
-from sglang_patches.http.routes import add_routes
-from sglang_patches.http.service import SkillService
+from kvedit.fields.book import FieldBook
+from kvedit.skills.registry import Registry
+from sglang_patches.http.admin.auth import Door
+from sglang_patches.http.admin.routes import add_routes
+from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.scheduler.commands import field_commands
 
 VOCAB_SIZE = 1000
 CONTEXT_LEN = 512
@@ -92,12 +92,12 @@ class Manager:
 
     def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         op, registry = command["op"], self.registry
-        if op in field_rpc.OPERATIONS:
-            return field_rpc.OPERATIONS[op](None, self.runtime, command)
+        if op in field_commands.OPERATIONS:
+            return field_commands.OPERATIONS[op](None, self.runtime, command)
         if op == "register":
             ids = array("q", command["ids"])
             if not command["memory"]:
-                field_rpc.check_skill_text(self.runtime, command["name"], command["ns"], ids)
+                field_commands.check_skill_text(self.runtime, command["name"], command["ns"], ids)
             declared = registry.declare(
                 name=command["name"],
                 namespace=command["ns"],
@@ -136,7 +136,7 @@ class Manager:
                 "prefix": list(segment.compile_prefix),
             }
         if op == "status":
-            fields = field_rpc.status(self.runtime)
+            fields = field_commands.status(self.runtime)
             return {
                 "skills": {"ready": len(registry.all())},
                 **fields,

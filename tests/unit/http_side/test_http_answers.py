@@ -21,12 +21,12 @@ from starlette.responses import StreamingResponse
 from kvedit.config import Config
 from kvedit.errors import NotFound
 from kvedit.namespace import namespace_tag
-from kvedit.report import COUNTS
-from sglang_patches.http import answer as answers
-from sglang_patches.http import openai, otherids
-from sglang_patches.http.answer import Answer, answer_of, answered
-from sglang_patches.http.ring import ReportRing
-from sglang_patches.http.wishes import settled
+from kvedit.splice.token_classes import COUNTS
+from sglang_patches.http.admin.report_ring import ReportRing
+from sglang_patches.http.answers import by_request as answers
+from sglang_patches.http.answers import openai, other_ids
+from sglang_patches.http.answers.by_request import Answer, answer_of, answered
+from sglang_patches.http.request.wishes import settled
 
 DEFAULT = namespace_tag(None, None, None)
 
@@ -150,7 +150,7 @@ def test_a_report_of_several_namespaces_is_kept_for_none_of_them() -> None:
     assert response.metadata is not None and "kvedit" in response.metadata, "who asked sees it"
     with pytest.raises(NotFound):
         ring.get("r1", DEFAULT)
-    otherids._keep("msg_1", answer, ring)
+    other_ids._keep("msg_1", answer, ring)
     with pytest.raises(NotFound):
         ring.get("msg_1", DEFAULT)
 
@@ -294,6 +294,6 @@ def test_a_streamed_message_is_kept_by_its_id_and_passes_unchanged() -> None:
     sent = [start, "event: message_stop\ndata: {}\n\n"]
     ring = ReportRing(9)
     response = stream_of(*sent)
-    response.body_iterator = otherids._keep_streamed(response.body_iterator, answered_by(5), ring)
+    response.body_iterator = other_ids._keep_streamed(response.body_iterator, answered_by(5), ring)
     assert _drained(response) == sent
     assert ring.get("msg_1", DEFAULT) == report(5)

@@ -12,8 +12,8 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvedit.errors import BadRequest
-from sglang_patches.http import conversation
-from sglang_patches.http.wishes import KEY, options_on_the_way, settled
+from sglang_patches.http.request import conversation
+from sglang_patches.http.request.wishes import KEY, options_on_the_way, settled
 
 PROMPTS: list[dict[str, Any]] = [
     {"text": "a"},

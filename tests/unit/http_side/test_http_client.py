@@ -19,13 +19,13 @@ from fastapi import FastAPI
 import kvedit
 from kvedit.cli import events as events_command
 from kvedit.cli.main import main
+from kvedit.client.transport import NoServer
 from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
-from kvedit.transport import NoServer
-from sglang_patches.events import EventPublisher
-from sglang_patches.http.auth import Door
-from sglang_patches.http.routes import add_routes
-from sglang_patches.http.service import SkillService
+from sglang_patches.http.admin.auth import Door
+from sglang_patches.http.admin.routes import add_routes
+from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.scheduler.telemetry.events import EventPublisher
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvedit.errors import BadRequest
-from kvedit.options import Options, from_wire
-from sglang_patches.http import conversation, intake
+from kvedit.request.options import Options, from_wire
+from sglang_patches.http import gate
+from sglang_patches.http.request import conversation
 
 
 class Host:
@@ -43,7 +44,7 @@ def send(host: Host, options: Any, **fields: Any) -> list[Any]:
     async def drain() -> list[Any]:
         params = {"custom_params": {"kvedit": options}}
         obj = GenerateReqInput(**{"text": "hi", "sampling_params": params} | fields)
-        outputs: AsyncGenerator[Any, None] = intake.generate_request(
+        outputs: AsyncGenerator[Any, None] = gate.generate_request(
             Host.generate_request, host, obj, None
         )
         return [output async for output in outputs]
@@ -132,7 +133,7 @@ def send_to_listing(host: Any) -> list[Any]:
         params = {"custom_params": {"kvedit": {"conversation": True}}}
         obj = GenerateReqInput(text=["hi"], sampling_params=params)
         original = type(host).generate_request
-        return [o async for o in intake.generate_request(original, host, obj, None)]
+        return [o async for o in gate.generate_request(original, host, obj, None)]
 
     return asyncio.run(drain())
 

@@ -10,13 +10,13 @@ import pytest
 from sglang.srt.utils import auth as host_auth
 
 import kvedit
-from kvedit.chatform import ChatForm
 from kvedit.cli import main as cli
 from kvedit.errors import BadRequest, Conflict, NotFound, Unsupported
-from kvedit.fields import MAX_FIELDS
-from sglang_patches import field_rpc
-from sglang_patches.http import auth
-from sglang_patches.http import fields as http_fields
+from kvedit.fields.book import MAX_FIELDS
+from kvedit.text.chat_probe import ChatForm
+from sglang_patches.http.admin import auth
+from sglang_patches.http.admin import field_service as http_fields
+from sglang_patches.scheduler.commands import field_commands
 
 FORM = ChatForm(openers=(("system", (1,)), ("user", (2,))), closers=(), suffixes=((3,),))
 BODY = {"name": "status", "pattern": "status: {value}"}
@@ -26,7 +26,7 @@ BODY = {"name": "status", "pattern": "status: {value}"}
 def understood(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tokenizer and a chat template that are understood; how is tested with real ones."""
     tokens = SimpleNamespace(special_texts=frozenset({"<|im_end|>"}))
-    for module in (http_fields, field_rpc):
+    for module in (http_fields, field_commands):
         monkeypatch.setattr(module, "TokenText", lambda tokenizer: tokens)
     monkeypatch.setattr(http_fields, "derive_chat_form", lambda render, tokens: FORM)
     monkeypatch.setattr(http_fields, "renderer", lambda chat: chat)
@@ -262,7 +262,7 @@ def cli_client(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:
                 raise kvedit.errors.from_status(response.status_code, message(response))
             return response.json()
 
-    monkeypatch.setattr("kvedit.client.HttpTransport", Transport)
+    monkeypatch.setattr("kvedit.client.client.HttpTransport", Transport)
 
 
 @pytest.mark.usefixtures("cli_client")

@@ -14,8 +14,10 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
 from kvedit.config import Config
 from kvedit.errors import BadRequest
-from sglang_patches.http import answer, compiling, intake, service
-from sglang_patches.http.reports import Refused
+from sglang_patches.http import gate
+from sglang_patches.http.admin import compile_request, skill_service
+from sglang_patches.http.answers import by_request
+from sglang_patches.http.answers.reports import Refused
 
 
 class Host:
@@ -45,9 +47,7 @@ class Host:
 def hooked(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.plugins import hook_registry
 
-    wrapped = hook_registry._wrap_fn(
-        Host.generate_request, intake.generate_request, HookType.AROUND
-    )
+    wrapped = hook_registry._wrap_fn(Host.generate_request, gate.generate_request, HookType.AROUND)
     assert HookRegistry is hook_registry.HookRegistry
     monkeypatch.setattr(Host, "generate_request", wrapped)
 
@@ -133,8 +133,8 @@ def test_params_without_our_key_are_the_very_same_object() -> None:
 
 def test_a_server_may_make_every_request_exact(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = SimpleNamespace(config=Config(exact=True), is_used=False)
-    monkeypatch.setattr(intake, "service_of", lambda _: fake)
-    monkeypatch.setattr(answer, "service_of", lambda _: fake)
+    monkeypatch.setattr(gate, "service_of", lambda _: fake)
+    monkeypatch.setattr(by_request, "service_of", lambda _: fake)
     host = Host()
     send(host, text="hi")
     assert json.loads(host.seen[0]["custom_params"]["kvedit"])["exact"] is True
@@ -145,7 +145,7 @@ def test_a_server_may_make_every_request_exact(monkeypatch: pytest.MonkeyPatch) 
 def test_strings_are_checked_once_something_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host()
     send(host, text="hi", rid="\ud800")
-    service.service_of(host).is_used = True
+    skill_service.service_of(host).is_used = True
     with pytest.raises(BadRequest, match="rid: expected valid Unicode"):
         send(host, text="hi", rid="\ud800")
 
@@ -165,13 +165,13 @@ def test_the_host_sees_its_generator_closed_when_the_reader_stops_early() -> Non
 def test_only_the_compile_request_itself_is_unchecked_not_one_that_looks_like_it() -> None:
     host = Host()
     ours = GenerateReqInput(input_ids=[5, 100], rid="kvedit-compile-0")
-    compiling._own_requests.add(id(ours))
+    compile_request._own_requests.add(id(ours))
     try:
         asyncio.run(anext_of(host, ours))
         with pytest.raises(BadRequest):
             send(host, input_ids=[5, 100], rid="kvedit-compile-0")
     finally:
-        compiling._own_requests.discard(id(ours))
+        compile_request._own_requests.discard(id(ours))
 
 
 async def anext_of(host: Host, obj: Any) -> None:
@@ -203,8 +203,8 @@ def service_with(monkeypatch: pytest.MonkeyPatch) -> Any:
         fake = SimpleNamespace(
             recompiler=recompiles, config=Config(compile_wait_s=10.0), is_used=True
         )
-        monkeypatch.setattr(intake, "service_of", lambda _: fake)
-        monkeypatch.setattr(answer, "service_of", lambda _: fake)
+        monkeypatch.setattr(gate, "service_of", lambda _: fake)
+        monkeypatch.setattr(by_request, "service_of", lambda _: fake)
         return recompiles
 
     return build
@@ -253,5 +253,5 @@ def test_without_our_cache_requests_of_other_plugins_pass_as_they_are() -> None:
 
 def test_one_service_per_manager() -> None:
     host = Host()
-    assert service.service_of(host) is service.service_of(host)
-    assert service.service_of(host) is not service.service_of(Host())
+    assert skill_service.service_of(host) is skill_service.service_of(host)
+    assert skill_service.service_of(host) is not skill_service.service_of(Host())

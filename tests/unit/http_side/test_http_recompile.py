@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvedit.config import Config
-from sglang_patches.http.auth import Caller
-from sglang_patches.http.recompile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recompiler
-from sglang_patches.http.service import SkillService
+from sglang_patches.http.admin.auth import Caller
+from sglang_patches.http.admin.recompile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recompiler
+from sglang_patches.http.admin.skill_service import SkillService
 
 
 class Clock:

@@ -13,8 +13,9 @@ from fastapi import HTTPException
 
 from kvedit.errors import Conflict, NotFound, Unavailable
 from kvedit.namespace import namespace_tag
-from sglang_patches.http import reports, rpc
-from sglang_patches.http.ring import ReportRing
+from sglang_patches.http.admin import rpc
+from sglang_patches.http.admin.report_ring import ReportRing
+from sglang_patches.http.answers import reports
 
 REPORT = {"exact": 0, "composed": 7, "computed": 32, "spans": [], "refused": []}
 OWN = namespace_tag("me", None, None)

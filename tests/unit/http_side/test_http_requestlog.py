@@ -9,8 +9,8 @@ import pytest
 from sglang.srt.entrypoints.openai.protocol import ChatCompletionRequest, CompletionRequest
 from sglang.srt.utils.request_logger import RequestLogger
 
-from sglang_patches.http.conversation import digest_of
-from sglang_patches.http.requestlog import REFUSED, log_received
+from sglang_patches.http.request.conversation import digest_of
+from sglang_patches.http.request.request_log import REFUSED, log_received
 
 TOKEN = "kvc-" + "5e" * 16
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}

@@ -10,8 +10,8 @@ import pytest
 
 from kvedit.config import Config
 from kvedit.errors import Conflict
-from sglang_patches.http.auth import Caller
-from sglang_patches.http.service import SkillService
+from sglang_patches.http.admin.auth import Caller
+from sglang_patches.http.admin.skill_service import SkillService
 
 ADMIN = Caller(admin=True)
 
@@ -68,7 +68,7 @@ def test_the_compile_prefills_the_prefix_of_the_tokenizer_in_front_of_the_text(
 
 
 def test_a_tokenizer_that_ends_texts_gives_no_prefix(manager: Any) -> None:
-    from sglang_patches.http.tokens import compile_prefix
+    from sglang_patches.http.admin.skill_text import compile_prefix
 
     ends = lambda text, add_special_tokens: SimpleNamespace(input_ids=[9])  # noqa: E731
     assert compile_prefix(ends) == []

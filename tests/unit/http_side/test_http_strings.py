@@ -8,8 +8,13 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvedit.errors import BadRequest
-from sglang_patches.http import strings
-from sglang_patches.http.strings import MAX_CONTAINERS, MAX_DEPTH, MAX_ID_CHARS, check_strings
+from sglang_patches.http.request import strings
+from sglang_patches.http.request.strings import (
+    MAX_CONTAINERS,
+    MAX_DEPTH,
+    MAX_ID_CHARS,
+    check_strings,
+)
 
 LONE = "a\ud800"
 

@@ -11,7 +11,7 @@ from sglang.srt.managers.io_struct import SessionParams
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from kvedit.errors import BadRequest
-from sglang_patches.http.wire import check_wire
+from sglang_patches.http.decoding import check_wire
 
 
 def check(backend: str = "kvedit", **parts: Any) -> None:

@@ -9,8 +9,8 @@ import pytest
 from sglang.srt.managers.io_struct import GenerateReqInput
 
 from kvedit.errors import BadRequest
-from kvedit.options import Options, from_wire
-from sglang_patches.http.wishes import options_on_the_way, settled
+from kvedit.request.options import Options, from_wire
+from sglang_patches.http.request.wishes import options_on_the_way, settled
 
 ZERO = {"max_new_tokens": 0}
 

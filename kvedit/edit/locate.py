@@ -1,0 +1,335 @@
+"""Where a field's value stands in a prompt's token ids, and the ids of another value there.
+
+A value's window is chosen from the text around it, so that every value of a field gives the
+same ids outside the window: a tokenizer may merge a value's first or last characters with what
+stands next to them, and what it may merge belongs to the window.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvedit.text.chat import ChatForm, messages
+from kvedit.text.tokens import Tokens
+
+if TYPE_CHECKING:
+    from kvedit.fields.book import Field
+
+MAX_VALUE_TOKENS = 64
+MAX_CONTEXT_TOKENS = 128  # on each side of a window, when another value is tried
+MIN_AGREEING = 4  # tokens beside the window that must come out as they are
+EDGE_BYTES = 256  # how far a run of mergeable characters behind a value is followed
+
+Reason = Literal[
+    "role_not_found",
+    "not_in_prompt",
+    "value_empty",
+    "value_too_long",
+    "value_open",
+    "tokens_merge",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A field's value in a prompt: tokens [start, stop) spell before + value + after."""
+
+    field: Field
+    start: int
+    stop: int
+    value: str
+    before: str  # spaces, or characters that a token shares with the value
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Region:
+    """Tokens [start, stop) in which a field may stand; ``cut``: its text goes on behind them."""
+
+    start: int
+    stop: int
+    cut: bool
+
+
+def locate(
+    field: Field, ids: Sequence[int], form: ChatForm | None, tokens: Tokens
+) -> Located | Reason:
+    """The first occurrence of ``field`` in its region of ``ids``, or why there is none."""
+    region = _region(field, ids, form)
+    if region is None:
+        return "role_not_found"
+    data, ends = tokens.joined(ids[region.start : region.stop])
+    prefix = _utf8(field.prefix)
+    begin = data.find(prefix)
+    if begin < 0:
+        return "not_in_prompt"
+    span = _value_span(data, begin + len(prefix), field.suffix, region.cut)
+    if isinstance(span, str):
+        return span
+    start, stop = span
+    first, last = _token_at(ends, start), _token_at(ends, stop - 1)
+    if last - first + 1 > MAX_VALUE_TOKENS:
+        return "value_too_long"
+    left = begin + _left_edge(data[begin:start])
+    mark = _first_mark(ids, region.start + last + 1, region.stop, tokens) - region.start
+    limit = int(ends[mark - 1])
+    right = stop + _right_edge(data[stop : min(limit, stop + EDGE_BYTES)])
+    if right == limit and region.cut and mark == len(ends):
+        return "tokens_merge"  # what follows the region may take part in a merge
+    return _window(field, region.start, data, ends, (left, start, stop, right))
+
+
+def window_ids(
+    located: Located, ids: Sequence[int], value: str, tokens: Tokens
+) -> array[int] | None:
+    """int64 ids of ``located``'s window with ``value`` in it; None: it does not fit there.
+
+    Checked by encoding the text around the window twice: the present value must give the
+    present ids, and the new one must leave every id outside the window as it is. Spaces around
+    ``value`` are not part of it, as in ``locate``.
+    """
+    value = value.strip()
+    if not _reads_back(value, located.field.suffix):
+        return None
+    start, stop = _context(located, ids, tokens)
+    ahead = _decode(tokens.joined(ids[start : located.start])[0])
+    behind = _decode(tokens.joined(ids[located.stop : stop])[0])
+    if ahead is None or behind is None:
+        return None
+    for text in _as_written(ahead, tokens.token_bytes(ids[start]).decode(errors="ignore")):
+        now = tokens.encode(text + located.before + located.value + located.after + behind)
+        edges = _find_window(now, len(text.encode()), located, ids, (start, stop), tokens)
+        if edges is not None:
+            left, right = now[: edges[0]], now[edges[1] :]
+            new = tokens.encode(text + located.before + value + located.after + behind)
+            return _between(left, new, right, located.before + value + located.after, tokens)
+    return None
+
+
+def _region(field: Field, ids: Sequence[int], form: ChatForm | None) -> _Region | None:
+    where = field.where
+    if where.within is not None:
+        stop = min(where.within, len(ids))
+        return _Region(0, stop, cut=stop < len(ids))
+    if form is None:
+        return None
+    seen = [m for m in messages(form, ids) if m.role == where.role]
+    if len(seen) < where.occurrence:
+        return None
+    message = seen[where.occurrence - 1]
+    return _Region(message.start, message.stop, cut=False)
+
+
+def _value_span(
+    data: bytes, start: int, suffix: str, cut: bool
+) -> tuple[int, int] | Literal["value_open", "value_empty", "tokens_merge"]:
+    """Bytes [start, stop) of the value that begins at ``start``, spaces around it left out."""
+    line_end = _line_end(data, start)
+    if suffix:
+        stop = data.find(_utf8(suffix), start)
+        if not 0 <= stop <= line_end:
+            return "value_open"
+    elif line_end == len(data) and cut:
+        return "value_open"
+    else:
+        stop = line_end
+    text = _decode(data[start:stop])
+    if text is None:
+        return "tokens_merge"  # these ids are not the tokens of any text
+    if not text.strip():
+        return "value_empty"
+    start += len(text[: len(text) - len(text.lstrip())].encode())
+    return start, start + len(text.strip().encode())
+
+
+def _reads_back(value: str, suffix: str) -> bool:
+    """Whether ``value``, written in front of ``suffix``, is found again as it is."""
+    span = _value_span(_utf8(value + suffix), 0, suffix, cut=False)
+    return span == (0, len(_utf8(value)))
+
+
+def _line_end(data: bytes, start: int) -> int:
+    found = [at for at in (data.find(b"\n", start), data.find(b"\r", start)) if at >= 0]
+    return min(found, default=len(data))
+
+
+def _left_edge(text: bytes) -> int:
+    """Offset in prefix + spaces from which a value's first character may change the tokens."""
+    chars = text.decode()
+    kept = len(chars.rstrip())
+    if kept == len(chars):  # a visible character touches the value
+        kind = _kind(chars[-1])
+        while kept and _kind(chars[kept - 1]) == kind:
+            kept -= 1
+        # one mark in front of a word can belong to the word's token
+        if kind == "letter" and kept and chars[kept - 1] not in "\r\n":
+            kept -= 1
+    return len(chars[:kept].encode())
+
+
+def _right_edge(text: bytes) -> int:
+    """Offset in the text behind a value up to which its last character may change the tokens."""
+    chars = text.decode(errors="ignore")  # the stretch may end inside a character
+    length = 0
+    if chars and _kind(chars[0]) != "space":
+        kind = _kind(chars[0])
+        length = _run(chars, 0, kind)
+        if kind == "mark":
+            length = _run(chars, length, "letter")
+    blanks = chars[length : _run(chars, length, "space")]
+    length += max(blanks.rfind("\n"), blanks.rfind("\r")) + 1
+    return len(chars[:length].encode())
+
+
+def _run(chars: str, start: int, kind: str) -> int:
+    while start < len(chars) and _kind(chars[start]) == kind:
+        start += 1
+    return start
+
+
+def _kind(char: str) -> str:
+    if char.isspace():
+        return "space"
+    return {"L": "letter", "N": "digit"}.get(unicodedata.category(char)[0], "mark")
+
+
+def _window(
+    field: Field,
+    offset: int,
+    data: bytes,
+    ends: NDArray[np.int64],
+    edges: tuple[int, int, int, int],
+) -> Located | Literal["tokens_merge"]:
+    """Widen to token edges, and on to edges that are also those of characters."""
+    left, start, stop, right = edges
+    first, last = _token_at(ends, left), _token_at(ends, right - 1)
+    while first > 0 and _inside_char(data, int(ends[first - 1])):
+        first -= 1
+    while last + 1 < len(ends) and _inside_char(data, int(ends[last])):
+        last += 1
+    before = _decode(data[int(ends[first - 1]) if first else 0 : start])
+    value = _decode(data[start:stop])
+    after = _decode(data[stop : int(ends[last])])
+    if before is None or value is None or after is None:
+        return "tokens_merge"
+    return Located(field, offset + first, offset + last + 1, value, before, after)
+
+
+def _token_at(ends: NDArray[np.int64], position: int) -> int:
+    """Index of the token that holds the byte at ``position``."""
+    return int(np.searchsorted(ends, position, side="right"))
+
+
+def _inside_char(data: bytes, position: int) -> bool:
+    return position < len(data) and data[position] & 0xC0 == 0x80
+
+
+def _first_mark(ids: Sequence[int], start: int, stop: int, tokens: Tokens) -> int:
+    """First control token of [start, stop), or stop: text never merges across one."""
+    for i in range(start, min(stop, start + EDGE_BYTES)):
+        if ids[i] in tokens.special_ids:
+            return i
+    return stop
+
+
+def _context(located: Located, ids: Sequence[int], tokens: Tokens) -> tuple[int, int]:
+    """Tokens [start, stop): the window, the line before it and the line behind it.
+
+    A control token ends the stretch and belongs to it: a tokenizer starts afresh behind one.
+    """
+    before = reversed(ids[max(0, located.start - MAX_CONTEXT_TOKENS) : located.start])
+    behind = ids[located.stop : located.stop + MAX_CONTEXT_TOKENS]
+    start = located.start - _num_to_line_edge(before, tokens)
+    stop = located.stop + _num_to_line_edge(behind, tokens)
+    # White space at an end of the stretch would be cut into tokens in another way than inside.
+    while start > 0 and (
+        _begins_inside_char(tokens.token_bytes(ids[start])) or _is_space(ids[start], tokens)
+    ):
+        start -= 1
+    while stop < len(ids) and (
+        _begins_inside_char(tokens.token_bytes(ids[stop])) or _is_space(ids[stop - 1], tokens)
+    ):
+        stop += 1
+    return start, stop
+
+
+def _num_to_line_edge(ids: Iterable[int], tokens: Tokens) -> int:
+    num_tokens = num_breaks = 0
+    for token_id in ids:
+        num_tokens += 1
+        num_breaks += b"\n" in tokens.token_bytes(token_id)
+        if token_id in tokens.special_ids or num_breaks == 2:
+            break
+    return num_tokens
+
+
+def _is_space(token_id: int, tokens: Tokens) -> bool:
+    return token_id not in tokens.special_ids and not tokens.token_bytes(token_id).strip()
+
+
+def _begins_inside_char(piece: bytes) -> bool:
+    return bool(piece) and piece[0] & 0xC0 == 0x80
+
+
+def _as_written(text: str, mark: str) -> Iterator[str]:
+    """``text`` as it stands in the tokens, and without the space a tokenizer may have added."""
+    yield text
+    for mark_text in ("", mark):
+        if text.startswith(mark_text + " "):
+            yield mark_text + text[len(mark_text) + 1 :]
+
+
+def _find_window(
+    now: array[int],
+    num_bytes_ahead: int,
+    located: Located,
+    ids: Sequence[int],
+    context: tuple[int, int],
+    tokens: Tokens,
+) -> tuple[int, int] | None:
+    """Where the window's tokens are in ``now``, if they and those next to them are the prompt's.
+
+    Far from the window the two may differ: the stretch was cut out of a longer text.
+    """
+    window = ids[located.start : located.stop]
+    num_ahead = min(MIN_AGREEING, located.start - context[0])
+    num_behind = min(MIN_AGREEING, context[1] - located.stop)
+    near = ids[located.start - num_ahead : located.stop + num_behind]
+    ends = tokens.joined(now)[1]
+    for added in (0, 1):  # a tokenizer may put a space in front of every text
+        at = int(np.searchsorted(ends, num_bytes_ahead + added, side="right"))
+        first = at - num_ahead
+        if first >= 0 and list(now[first : first + len(near)]) == list(near):
+            return at, at + len(window)
+    return None
+
+
+def _between(
+    left: array[int], new: array[int], right: array[int], text: str, tokens: Tokens
+) -> array[int] | None:
+    """The ids of ``new`` between ``left`` and ``right``, if these are kept and spell ``text``."""
+    stop = len(new) - len(right)
+    window = new[len(left) : stop]
+    kept = stop > len(left) and new[: len(left)] == left and new[stop:] == right
+    if not kept or tokens.joined(window)[0] != text.encode():
+        return None
+    return window if tokens.special_ids.isdisjoint(window) else None
+
+
+def _utf8(text: str) -> bytes:
+    """Bytes of ``text``; a lone surrogate gives bytes that are no UTF-8 and match nothing."""
+    return text.encode(errors="surrogatepass")
+
+
+def _decode(data: bytes) -> str | None:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,1 @@
+"""`python -m kvedit.workbench.demo`: questions to a real server, full prefill against splices."""

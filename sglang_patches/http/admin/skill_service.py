@@ -1,0 +1,265 @@
+"""The skills service of one HTTP process: what the routes and the offline client both call."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary, WeakValueDictionary
+
+from kvedit.checks import check_name
+from kvedit.config import Config
+from kvedit.errors import BadRequest, Conflict, Forbidden, KvEditError, NotFound, Unavailable
+from kvedit.namespace import SHARED, namespace_tag
+from kvedit.skills.quota import QuotaBook
+from sglang_patches import guard
+from sglang_patches.http.admin import compile_request, rpc, skill_text
+from sglang_patches.http.admin.auth import Caller
+from sglang_patches.http.admin.body import Registration, parse_registration
+from sglang_patches.http.admin.field_service import FieldService
+from sglang_patches.http.admin.mirror import Mirror
+from sglang_patches.http.admin.recompile import Recompiler
+from sglang_patches.http.admin.report_ring import ReportRing
+
+BACKEND = "kvedit"
+HTTP_HOOKS = ("answer", "report", "openai_report")  # hooks of this process that tests can make fail
+
+
+class SkillService:
+    """Holds no skills: the registry lives in the scheduler, where the cache is."""
+
+    def __init__(self, tokenizer_manager: Any, config: Config) -> None:
+        self.config = config
+        self.is_used = False  # whether somebody ever wanted a skill or a field here
+        self.reports = ReportRing(config.ring_size)
+        self._manager = tokenizer_manager
+        # Names the skills' own tree namespace. It reaches the scheduler in commands only: server
+        # arguments and environment are readable by clients.
+        self._secret = secrets.token_hex(32)
+        self.recompiler = Recompiler(tokenizer_manager, self._secret)
+        self._mirror = Mirror(tokenizer_manager)
+        self.fields = FieldService(tokenizer_manager)
+        self._quota = QuotaBook(
+            max_skills=config.client_max_skills,
+            max_tokens=config.client_max_tokens,
+            rate_per_minute=config.client_rate_per_minute,
+            clock=time.monotonic,
+        )
+        self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def register(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Register a skill and wait until it is ready. Returns its view.
+
+        Goes on when the caller leaves. Raises BadRequest, Forbidden, Conflict, QuotaExceeded,
+        PinBudgetExceeded, Unavailable.
+        """
+        wanted = parse_registration(body)
+        _check_rights(wanted, caller, self.config)
+        self.is_used = True
+        prefix = skill_text.compile_prefix(self._manager.tokenizer)
+        ids = await skill_text.skill_ids(
+            self._manager, wanted.text, wanted.input_ids, num_prefix=len(prefix)
+        )
+        namespace = (
+            SHARED if wanted.shared else namespace_tag(wanted.cache_salt, wanted.extra_key, None)
+        )
+        task = asyncio.create_task(self._register(wanted, namespace, ids, prefix, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> dict[str, Any]:
+        """Declare a field (see :class:`FieldService`)."""
+        caller.require_admin("fields")
+        self.is_used = True
+        return await self.fields.declare(body, caller, chat)
+
+    async def listed(self, caller: Caller, *, everything: bool = False) -> dict[str, Any]:
+        """Views of the caller's namespace and of the shared skills; of all for an admin."""
+        if everything:
+            caller.require_admin("all")
+        return await self._mirror.read({"op": "list", "ns": caller.namespace, "all": everything})
+
+    async def show(self, name: str, caller: Caller) -> dict[str, Any]:
+        """The view of a skill of the caller's namespace, else of the shared one. Or NotFound."""
+        check_name(name)
+        command = {"op": "show", "ns": caller.namespace, "name": name}
+        answer = await self._mirror.read(command)
+        view: dict[str, Any] = answer["skill"]
+        return {**view, "stale": True} if "stale" in answer else view
+
+    async def remove(
+        self, name: str, caller: Caller, *, shared: bool = False, purge: bool = False
+    ) -> dict[str, Any]:
+        """Retire a skill (``purge``: drop it and its retired forms).
+
+        Returns its last view and how many forms were dropped; a dropped one's state is "purged".
+        """
+        check_name(name)
+        if shared or not _may_write(caller.cache_salt, caller, self.config):
+            caller.require_admin("remove")
+        namespace = SHARED if shared else caller.namespace
+        command = {"op": "remove", "ns": namespace, "name": name, "purge": purge}
+        answer = await rpc.call(self._manager, command)
+        self._mirror.forget()
+        self._quota.release(_account(caller.cache_salt), _entry(namespace, name))
+        view = {**answer["skill"], "dropped": answer["dropped"]}
+        return {**view, "state": "purged", "pinned": False} if purge else view
+
+    async def status(self, caller: Caller) -> dict[str, Any]:
+        """Counts of skills, counters, the pool and, for an admin, where events come out."""
+        answer = await self._mirror.read({"op": "status"})
+        answer = {**answer, "exact": self.config.exact, "reports": self.config.reports}
+        return answer if caller.admin else {k: v for k, v in answer.items() if k != "events"}
+
+    async def tree(self, caller: Caller) -> dict[str, Any]:
+        """The segments and their places in the cache (admin)."""
+        caller.require_admin("tree")
+        return await rpc.call(self._manager, {"op": "tree"})
+
+    async def audit(self, caller: Caller) -> dict[str, Any]:
+        """Whether every slot of the pool has exactly one owner (admin)."""
+        caller.require_admin("audit")
+        return await rpc.call(self._manager, {"op": "audit"})
+
+    def request_report(self, request_id: str, caller: Caller) -> dict[str, Any]:
+        """What a finished or streaming request of the caller's namespace took from the cache."""
+        return self.reports.get(request_id, caller.namespace)
+
+    async def testing(self, body: Any, caller: Caller) -> dict[str, Any]:
+        """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV
+        ({"op": "dump"}). Only where KVEDIT_TESTING=1 (admin)."""
+        caller.require_admin("testing")
+        if not isinstance(body, dict) or "op" not in body:
+            raise BadRequest('kvedit: testing: expected an object with "op", got another body')
+        if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
+            guard.arm(body["hook"], body["times"])
+            return {}
+        return await rpc.call(self._manager, body)
+
+    async def _register(
+        self,
+        wanted: Registration,
+        namespace: str,
+        ids: list[int],
+        prefix: list[int],
+        caller: Caller,
+    ) -> dict[str, Any]:
+        lock = self._locks.setdefault((namespace, wanted.name), asyncio.Lock())
+        async with lock:  # the second of two racing registrations sees the first one's outcome
+            if caller.admin:
+                return await self._compile(wanted, namespace, ids, prefix)
+            account = _account(wanted.cache_salt)
+            reservation = self._quota.admit(account, _entry(namespace, wanted.name), len(ids))
+            try:
+                return await self._compile(wanted, namespace, ids, prefix)
+            except KvEditError:
+                self._quota.cancel(reservation)
+                raise
+
+    async def _compile(
+        self, wanted: Registration, namespace: str, ids: list[int], prefix: list[int]
+    ) -> dict[str, Any]:
+        rid = compile_request.new_rid()
+        command = {
+            "op": "register",
+            "ns": namespace,
+            "name": wanted.name,
+            "ids": ids,
+            "prefix": prefix,
+            "seam": wanted.seam,
+            "pin": wanted.pin,
+            "replace": wanted.replace,
+            "memory": wanted.memory,
+            "rid": rid,
+            "secret": self._secret,
+        }
+        answer = await rpc.call(self._manager, command)
+        self._mirror.forget()
+        if answer["outcome"] == "compile":
+            await compile_request.run(self._manager, rid, prefix, ids)
+            answer = {"skill": await self._compiled(wanted, namespace)}
+            self._mirror.forget()
+        return _settled(answer["skill"])
+
+    async def _compiled(self, wanted: Registration, namespace: str) -> dict[str, Any]:
+        """The view of a skill after its compile. Raises Conflict when it was removed meanwhile."""
+        removed = Conflict(
+            f"kvedit: skill {wanted.name!r}: expected it to stay, got a removal while it compiled"
+        )
+        command = {"op": "show", "ns": namespace, "name": wanted.name}
+        try:
+            view: dict[str, Any] = (await rpc.call(self._manager, command))["skill"]
+        except NotFound:
+            raise removed from None
+        if view["shared"] != wanted.shared:  # the look-up fell through to the shared skill
+            raise removed
+        return view
+
+    def _finished(self, task: asyncio.Task[dict[str, Any]]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # marks it as seen: the caller may have left
+
+
+def is_enabled(tokenizer_manager: Any) -> bool:
+    """Whether this server runs with our cache; without it the plugin does nothing."""
+    return bool(tokenizer_manager.server_args.radix_cache_backend == BACKEND)
+
+
+_services: WeakKeyDictionary[Any, SkillService] = WeakKeyDictionary()
+
+
+def service_of(tokenizer_manager: Any) -> SkillService:
+    """The one service of a tokenizer manager, made at the first call."""
+    service = _services.get(tokenizer_manager)
+    if service is None:
+        service = SkillService(tokenizer_manager, Config.from_env())
+        _services[tokenizer_manager] = service
+    return service
+
+
+def _settled(view: dict[str, Any]) -> dict[str, Any]:
+    """The view of a skill whose compile came to an end. Raises Unavailable when it failed.
+
+    It may be evicted already: then it is registered, and recompiled when a prompt needs it.
+    """
+    if view["state"] == "failed":
+        raise Unavailable(
+            f"kvedit: skill {view['name']!r}: expected a finished compile, got: {view['reason']}"
+        )
+    return view
+
+
+def _account(cache_salt: str | None) -> str:
+    """Quotas count per salt: extra keys are free to invent."""
+    return namespace_tag(cache_salt, None, None)
+
+
+def _entry(namespace: str, name: str) -> str:
+    return f"{namespace}/{name}"
+
+
+def _may_write(cache_salt: str | None, caller: Caller, config: Config) -> bool:
+    return caller.admin or (config.client_skills and cache_salt is not None)
+
+
+def _check_rights(wanted: Registration, caller: Caller, config: Config) -> None:
+    if caller.admin:
+        return
+    if not config.client_skills:
+        caller.require_admin("register")
+    problems = [
+        f"{field}: expected {expected}"
+        for field, expected, bad in (
+            ("namespace.cache_salt", "a salt of your own", wanted.cache_salt is None),
+            ("shared", "false", wanted.shared),
+            ("pin", "false", wanted.pin),
+        )
+        if bad
+    ]
+    if problems:
+        raise Forbidden(f"kvedit: register as an ordinary client: {'; '.join(problems)}")

@@ -1,0 +1,251 @@
+"""Intake: recognise skills when the scheduler creates a request. Plans only; touches no ids."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.beam_search.coordinator import BeamCoordinator
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+from sglang.srt.managers.utils import is_health_check_generate_req
+
+from kvedit.errors import BadRequest
+from kvedit.namespace import namespace_tag
+from kvedit.request.options import Options, from_wire
+from kvedit.skills.registry import State
+from kvedit.splice.planner import plan_spans
+from kvedit.splice.spans import Plan, Refusal
+from kvedit.splice.token_classes import TokenSplit
+from sglang_patches.guard import boundary, trip
+from sglang_patches.scheduler.edit.turns import choose_prompt, read_edits, serve, unmet
+from sglang_patches.scheduler.request_state import EditState, RequestState, state_of
+from sglang_patches.scheduler.runtime import Runtime
+from sglang_patches.scheduler.splice.tree import KvEditCache
+
+RECOVERABLE = (State.EVICTED.value, State.COMPILING.value)
+REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
+
+
+def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
+    """AFTER ``Scheduler._create_generation_req``. The request comes back unchanged, but for
+    ``req.kvedit`` (its state), or ``req.kvedit_refused`` (the report of a refused one)."""
+    cache = scheduler.tree_cache
+    if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
+        return
+    if not _concerns(cache.runtime, recv_req):
+        return  # installed but unused: nothing of ours touches the request
+    with boundary("intake", lambda: _forget(cache.runtime, req, recv_req)) as hook:
+        trip("intake")
+        settle = _take_in(cache, req, recv_req)
+    if hook.is_well:
+        settle()
+
+
+def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
+    """BEFORE ``Req.init_next_round_input``: decide which prompt is tried for admission."""
+    state = state_of(req)
+    if state is None or state.edit is None or state.edit.is_frozen or tree_cache is None:
+        return
+    edit = state.edit
+    if not state.is_valid_for(req):
+        state.edit = None  # refused or truncated by the host: nothing may be served instead
+        return
+    with boundary("choose_prompt", lambda: _serve_as_sent(tree_cache.runtime, req, state, edit)):
+        trip("choose_prompt")
+        choose_prompt(tree_cache, req, state, edit)
+
+
+def _serve_as_sent(runtime: Runtime, req: Any, state: RequestState, edit: EditState) -> None:
+    serve(runtime, req, state, edit, edit.sent)
+    state.edit = None
+    if state.options.edits == "require":
+        state.unmet = "edits: internal_error"
+
+
+def _forget(runtime: Runtime, req: Any, recv_req: Any) -> None:
+    """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
+    one namespace, and somebody waits for the outcome. Nor what requires reuse."""
+    req.kvedit = None
+    reason = "internal error, see the server's log"
+    if runtime.compile_failed(req.rid, reason) is not None:
+        req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
+    elif '"require"' in str(_requested(recv_req)):  # whatever could not be read in it
+        _refuse_request(req, recv_req, f"kvedit: require: {reason}")
+
+
+def _concerns(runtime: Runtime, recv_req: Any) -> bool:
+    return bool(
+        runtime.registry.by_rid(recv_req.rid) is not None
+        or _requested(recv_req) is not None
+        or _is_in_use(runtime)
+    )
+
+
+def _is_in_use(runtime: Runtime) -> bool:
+    return bool(len(runtime.registry.matcher) or len(runtime.fields))
+
+
+def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
+    """What to do with the request. Until that is called, the request is as it came."""
+    runtime = cache.runtime
+    skill = runtime.registry.by_rid(recv_req.rid)
+    if skill is not None:
+        number = skill.number
+        return lambda: _announce_compile(runtime, req, number)
+    try:
+        options = from_wire(_requested(recv_req))
+    except BadRequest as error:
+        message = str(error)
+        return lambda: _refuse_request(req, recv_req, message)
+    if options.sealed.unasked and not _is_in_use(runtime):
+        return lambda: None
+    state = _plan(cache, req, recv_req, options)
+    reasons = _unmet_reasons(cache, req, state) if options.splice == "require" else []
+    if options.edits == "require":
+        reasons += _unmet_edits(cache, req, state)
+    return lambda: _adopt(req, recv_req, state, reasons)
+
+
+def _adopt(req: Any, recv_req: Any, state: RequestState, reasons: list[str]) -> None:
+    """Give the request its state, or the 400 of a ``require`` that is not met."""
+    req.kvedit = state
+    if reasons:
+        req.kvedit_refused = state.report()
+        _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(reasons))
+
+
+def _requested(recv_req: Any) -> object:
+    params = recv_req.sampling_params.custom_params
+    return params.get("kvedit") if isinstance(params, dict) else None
+
+
+def _announce_compile(runtime: Runtime, req: Any, segment: int) -> None:
+    """Our own compile request: its path goes into the segment's secret tree namespace."""
+    req.extra_key = runtime.tree_namespace(segment)
+    req.cache_salt = None
+    num_tokens = len(req.origin_input_ids)
+    req.kvedit = RequestState(
+        namespace=req.extra_key,
+        options=Options(splice="off"),
+        plan=Plan(num_tokens=num_tokens, registry_version=runtime.registry.version),
+        split=TokenSplit(num_tokens),
+        is_compile=True,
+        is_counted=False,
+    )
+
+
+def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> RequestState:
+    runtime, ids = cache.runtime, req.origin_input_ids
+    # The host reads an empty salt or key as none, so does the HTTP side when it registers.
+    namespace = namespace_tag(
+        recv_req.cache_salt or None, recv_req.extra_key or None, recv_req.lora_id
+    )
+    runtime.conversations.take_in(options, namespace, runtime.weight_epoch)
+
+    def plan_of(prompt: array[int]) -> Plan:
+        return plan_spans(
+            prompt,
+            runtime.registry,
+            namespace,
+            options,
+            # The last token is always forwarded.
+            runtime.plan_limits(max(0, len(prompt) - 1)),
+            lambda start, stop: runtime.decode(prompt[start:stop]),
+        )
+
+    fields = runtime.fields.visible(namespace)
+    could_apply = bool(fields or runtime.registry.listed(namespace))
+    blockers = ["exact"] * could_apply if options.exact else _blockers(req, recv_req)
+    if options.exact or blockers:
+        plan = Plan(
+            num_tokens=len(ids),
+            registry_version=runtime.registry.version,
+            refused=tuple(Refusal(skill="", reason=reason) for reason in blockers),
+        )
+    else:
+        plan = plan_of(ids)
+    state = RequestState(
+        namespace=namespace,
+        options=options,
+        plan=plan,
+        split=TokenSplit(len(ids)),
+        is_counted=not _is_warmer(runtime, recv_req, options),
+        no_edits=_no_edits(options) if fields else None,
+    )
+    runtime.refuse(state, plan.refused)
+    if not options.exact and not blockers:
+        state.edit = read_edits(cache, req, namespace, options, plan, plan_of)
+    return state
+
+
+def _is_warmer(runtime: Runtime, recv_req: Any, options: Options) -> bool:
+    """Whether this is the host's own request, which warms a prefix for n > 1 samples."""
+    if options.sealed.samples is not None:
+        return runtime.metrics.is_first(options.sealed.samples)
+    return recv_req.sampling_params.max_new_tokens == 0 and not options.sealed.wants_nothing
+
+
+def _no_edits(options: Options) -> str | None:
+    return "exact" if options.exact else "off" if options.edits == "off" else None
+
+
+def _blockers(req: Any, recv_req: Any) -> list[str]:
+    """Features that look at every prompt token, or key it by more than its id."""
+    checks = {
+        "session": recv_req.session_params is not None or recv_req.session_id is not None,
+        "input_embeds": recv_req.input_embeds is not None,
+        "positional_embed_overrides": recv_req.positional_embed_overrides is not None,
+        "token_type_ids": recv_req.token_type_ids is not None,
+        "multimodal": recv_req.mm_inputs is not None,
+        "multi_item": recv_req.multi_item_delimiter_indices is not None,
+        "token_indices_to_pool": recv_req.token_indices_to_pool is not None,
+        "routed_experts": bool(recv_req.return_routed_experts),
+        "indexer_topk": bool(recv_req.return_indexer_topk),
+        "hidden_states": bool(recv_req.return_hidden_states),
+        "adapter": recv_req.lora_id is not None,
+        "no_cache_insert": bool(req.skip_radix_cache_insert),
+        "beam": BeamCoordinator.request_beam_width(recv_req) > 1,
+    }
+    return [reason for reason, blocked in checks.items() if blocked]
+
+
+def _unmet_reasons(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+    """Why ``require`` cannot be met as things stand: every token of the named skills behind
+    the seam must be exact, composed or derived. Notes the segments that a compile would help."""
+    lost = cache.preview(req, state)
+    state.evicted |= {segment for segment, r in lost if r.reason in RECOVERABLE}
+    return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
+
+
+def _unmet_edits(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+    if state.edit is not None:
+        return unmet(cache, req, state.edit)
+    return ["edits: no field is declared, or the request asks for what they do not support"]
+
+
+def _spelled(refusal: Refusal) -> str:
+    detail = "".join(f" {key}={value}" for key, value in refusal.detail)
+    return f"{refusal.skill or 'request'}: {refusal.reason}{detail}"
+
+
+def refuse_late(req: Any, state: RequestState) -> None:
+    """``require`` turned out unmet at admission: the request ends with the 400 after the
+    forward it was admitted to, before anything is streamed. Not one that has output: it was
+    retracted and its skill is gone since, so it goes on plainly and its report says so."""
+    if req.output_ids:
+        return
+    is_required = state.options.splice == "require"
+    refused = [_spelled(refusal) for refusal in state.split.refused] if is_required else []
+    reasons = "; ".join([*refused, *filter(None, [state.unmet])])
+    req.to_finish = FINISH_ABORT(f"kvedit: require: {reasons}", HTTPStatus.BAD_REQUEST, REFUSED)
+
+
+def _refuse_request(req: Any, recv_req: Any, message: str) -> None:
+    """A 400 before anything is streamed. The host overwrites the message when the logprob
+    window of the shortened prompt is off, hence the reset."""
+    req.kvedit = None
+    req.set_finish_with_abort(message, HTTPStatus.BAD_REQUEST, REFUSED)
+    recv_req.logprob_start_len = -1
+    recv_req.return_logprob = False

@@ -1,0 +1,204 @@
+"""Realise a composed run: slots into the tree now, bytes queued for the next forward.
+
+Ownership through a splice of prompt tokens [start, stop):
+    alloc()      free list           -> the splice
+    insert()     the splice          -> one tree node (evictable, shared, counted once)
+    on refusal   the splice          -> free list
+The donor's path is looked up and locked here, never earlier, so no plan holds a stale slot.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams, MatchResult
+from sglang.srt.mem_cache.common import evict_from_tree_cache
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
+from kvedit.splice.spans import Piece, Refusal, served_ids
+from sglang_patches.guard import LostVote, agree, trip
+from sglang_patches.pools import LostWindowSlots
+from sglang_patches.scheduler.request_state import RequestState
+from sglang_patches.scheduler.splice.copies import Copy
+from sglang_patches.scheduler.splice.donors import Donor, find_donor
+
+if TYPE_CHECKING:
+    from sglang_patches.scheduler.splice.tree import KvEditCache
+
+
+class Splice:
+    """Prompt tokens [start, stop) of a request, all composed, on their way into the tree behind
+    ``req.last_node`` (a path of ``start`` tokens). All or nothing.
+
+    run()      inside a boundary: find, allocate, insert. It refuses, with the reason counted and
+               the request's spelling real from ``start`` on, when a donor is gone or the pool has
+               no room.
+    commit()   after a boundary that every rank ended well: queue the copies. Bookkeeping only.
+    abandon()  after one that some rank did not: give back what is held, wherever run() stopped.
+    """
+
+    def __init__(
+        self, cache: KvEditCache, req: Any, state: RequestState, start: int, stop: int
+    ) -> None:
+        self._cache, self._req, self._state = cache, req, state
+        self.start, self.stop = start, stop
+        self.node: Any = None  # the new tree node; None until it is inserted, and when refused
+        self.slots: torch.Tensor | None = None  # int64 [stop - start]
+        self._is_in_tree = False  # the slots belong to the tree, or may do
+        self._copies: list[Copy] = []
+        self._donors: list[Donor] = []
+        self._path_lock: Any = None
+
+    def run(self) -> None:
+        """Raises whatever goes wrong, and LostVote when it did on another rank."""
+        self._path_lock = self._cache.lock(self._req.last_node)
+        lost = self._collect_donors()
+        cached = self._cache.match_prefix(MatchPrefixParams(key=self._key()))
+        agree()  # refusing and evicting change what all ranks share
+        if lost is not None:
+            self._refuse(lost, self._why_lost(lost.span.segment))
+        elif cached.device_prefix_len > self.start:
+            self._take_over(cached)
+        elif not self._allocate():
+            self._refuse(self._donors[0].piece, "no_slots")
+        else:
+            self._insert()
+
+    def commit(self) -> bool:
+        """Copies to the queue, the donors' locks with them. Returns whether it was spliced."""
+        if self._copies and self.node is not None:
+            locks = [*(donor.lock for donor in self._donors), self._cache.lock(self.node)]
+            self._donors = []
+            self._cache.runtime.copies.put(self._copies, locks, holder=self._req)
+            self._count()
+        self._release()
+        return self.node is not None
+
+    def abandon(self) -> None:
+        if self._is_in_tree:
+            # The tree may hold slots whose bytes will never be written: make them unreachable.
+            for segment in sorted({copy.segment for copy in self._copies}):
+                self._cache.runtime.distrust(segment)
+        self._state.drop(self.start, "internal_error")
+        self._release()
+
+    def _take_over(self, cached: MatchResult) -> None:
+        """The run is in the tree by now, spliced for another request while this one computed its
+        chunk. The whole of it serves; where only a part is there, the rest is computed. Its donors
+        are known, so its copies have not failed."""
+        if cached.device_prefix_len < self.stop:
+            self._refuse(self._donors[0].piece, "overtaken")
+            return
+        self.node = cached.last_device_node
+        path = self._cache.path_device_indices(self.node)
+        self.slots, self._is_in_tree = path[self.start : self.stop].to(torch.int64), True
+
+    def _collect_donors(self) -> Piece | None:
+        """Lock the donor of every piece in [start, stop); the first piece that has none."""
+        for piece in self._state.pieces:
+            first, last = max(piece.start, self.start), min(piece.stop, self.stop)
+            if first >= last:
+                continue
+            donor = find_donor(self._cache, piece, first, last)
+            if donor is None:
+                return piece
+            self._donors.append(donor)
+        return None
+
+    def _why_lost(self, segment: int) -> str:
+        """Why a donor is not there: its skill was purged since the match, or its KV evicted."""
+        runtime = self._cache.runtime
+        if runtime.is_path(segment):
+            return "evicted"
+        if runtime.registry.by_number(segment) is None:
+            return "retired"
+        runtime.donor_lost(segment)
+        self._state.evicted.add(segment)
+        return "evicted"
+
+    def _allocate(self) -> bool:
+        num_tokens, runtime = self.stop - self.start, self._cache.runtime
+        num_failed = len(runtime.unwritten)
+        evict_from_tree_cache(self._cache, num_tokens)
+        if len(runtime.unwritten) > num_failed:
+            raise LostVote  # a launch in there was voted down; this splice ends alike on all ranks
+        slots = self._cache.token_to_kv_pool_allocator.alloc(num_tokens)
+        self.slots = None if slots is None else slots.to(torch.int64)
+        return slots is not None
+
+    def _insert(self) -> None:
+        assert self.slots is not None
+        trip("realise")
+        try:
+            self._copies = [self._copy(donor, self.slots) for donor in self._donors]
+        except LostWindowSlots:
+            self._refuse(self._donors[0].piece, "window_lost")
+            return
+        insertion = self._insertion(self.slots)
+        agree()  # from here on the tree changes
+        self._is_in_tree = True
+        result = self._cache.insert(insertion)
+        if result.prefix_len != self.start:
+            raise RuntimeError(
+                f"kvedit: insert: expected {self.start} tokens on the path, got {result.prefix_len}"
+            )
+        trip("hand_over")
+        self.node = result.last_device_node
+
+    def _copy(self, donor: Donor, slots: torch.Tensor) -> Copy:
+        span = donor.piece.span
+        dst = slots[donor.start - self.start : donor.stop - self.start]
+        return self._cache.runtime.copies.plan(donor.slots, dst, span.delta_pos, span.segment)
+
+    def _insertion(self, slots: torch.Tensor) -> InsertParams:
+        """The slots as the continuation of the request's path of ``start`` tokens."""
+        req = self._req
+        path = self._cache.path_device_indices(req.last_node)[: self.start].to(torch.int64)
+        return InsertParams(
+            key=self._key(),
+            value=torch.cat([path, slots]),
+            prev_prefix_len=self.start,
+            inserted_len=self.start,
+            priority=req.priority or 0,
+        )
+
+    def _key(self) -> RadixKey:
+        """The request's path up to the end of the run, as it is served."""
+        req = self._req
+        ids = served_ids(req.full_untruncated_fill_ids[: self.stop], self._state.pieces)
+        return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
+
+    def _refuse(self, piece: Piece, reason: str) -> None:
+        self._state.give_up(self.start)
+        refusal = Refusal(skill=piece.span.skill, reason=reason)
+        self._cache.runtime.refuse(self._state, (refusal,))
+
+    def _count(self) -> None:
+        runtime, state = self._cache.runtime, self._state
+        state.realised.append((self.start, self.stop))
+        for piece in state.pieces:
+            if piece.start < self.stop and piece.stop > self.start:
+                if not runtime.is_path(piece.span.segment):
+                    runtime.registry.touch(piece.span.segment)
+                if state.is_counted:
+                    runtime.metrics.count_splice("realised")
+                    runtime.publish(
+                        "splice_realised",
+                        skill=piece.span.skill,
+                        start=max(piece.start, self.start),
+                        stop=min(piece.stop, self.stop),
+                        delta=piece.span.delta_pos,
+                    )
+
+    def _release(self) -> None:
+        """Give back the slots that the tree does not have, and every lock."""
+        if self.slots is not None and not self._is_in_tree:
+            self._cache.token_to_kv_pool_allocator.free(self.slots)
+        self.slots = None
+        for donor in self._donors:
+            self._cache.unlock(donor.lock)
+        self._donors = []
+        if self._path_lock is not None:
+            self._cache.unlock(self._path_lock)
+        self._path_lock = None
