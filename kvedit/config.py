@@ -34,6 +34,7 @@ class Config:
     ring_size: int = 10_000  # request reports kept for GET /kvedit/requests/{id}
     exact: bool = False  # every request gets exact KV of the prompt as sent
     reports: bool = True  # whether answers carry reports; the ring keeps them anyway
+    testing: bool = False  # started for tests: faults can be injected, cached KV dumped
     home: Path = Path("~/.cache/kvedit").expanduser()
 
     @classmethod
@@ -69,6 +70,7 @@ class Config:
             ring_size=int(_number(env, "KVEDIT_RING_SIZE", default.ring_size, low=1)),
             exact=_flag(env, "KVEDIT_EXACT"),
             reports=_switch(env, "KVEDIT_REPORT"),
+            testing=_flag(env, "KVEDIT_TESTING"),
             home=Path(env.get("KVEDIT_HOME", "~/.cache/kvedit")).expanduser(),
         )
 

@@ -1,6 +1,9 @@
 """The HTTP process: routes, intake of generate requests, reports and recompiles.
 
 Nothing here imports the host before a hook runs: the plugin loads first.
+
+Called by: the plugin.
+May touch: requests and answers; the scheduler in commands only.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from sglang.srt.mem_cache.radix_cache import RadixKey
+
 from kvedit.edit.client_prompt import ClientPrompt
 from kvedit.edit.ledger import Found
 from kvedit.edit.proofs import Claim
@@ -188,6 +190,11 @@ def state_of(req: Req | None) -> RequestState | None:
     """The request's state; None for requests that kvedit does not touch."""
     state: RequestState | None = getattr(req, "kvedit", None)  # set by intake, on some requests
     return state
+
+
+def key_of(req: Req, ids: array[int]) -> RadixKey:
+    """The tree key of ``ids`` (real ones) in the request's namespace."""
+    return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
 
 
 def planned(req: Req | None) -> RequestState | None:

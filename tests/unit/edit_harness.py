@@ -16,12 +16,12 @@ from typing import Any
 
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from kvedit.config import Config, Trust
 from kvedit.edit.donor_paths import FIRST_PATH_NUMBER, PathBook
 from kvedit.edit.ledger import Ledger
 from kvedit.edit.proofs import TokenBook
 from kvedit.fields.book import FieldBook
-from kvedit.fields.declaration import parse_declaration
-from kvedit.fields.public_values import SeenValues
+from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.request.options import Options
 from kvedit.skills.registry import Registry
@@ -31,7 +31,10 @@ from kvedit.splice.spelling import Choice, choose_path
 from kvedit.splice.token_classes import TokenSplit
 from kvedit.splice.virtual_ids import count_virtual, is_virtual
 from kvedit.text.chat_probe import derive_chat_form
-from sglang_patches.scheduler.edit.turns import choose_prompt, read_edits, record_turn
+from sglang_patches.scheduler.edit.choose import choose_prompt
+from sglang_patches.scheduler.edit.read import read_edits
+from sglang_patches.scheduler.edit.record import record_turn
+from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState
 from tests.unit.fake_tree import END, START, Cached, FakeTree, Marks, WordTokens
 
@@ -64,7 +67,7 @@ class Outcome:
 
 
 class FakeServer:
-    """Also the cache that the glue sees: it asks for ``runtime`` and ``choose``."""
+    """The editing room over a tree that is a list."""
 
     def __init__(
         self,
@@ -72,7 +75,7 @@ class FakeServer:
         *,
         page_size: int = 1,
         min_span: int = 4,
-        trust: str = "tokens",
+        trust: Trust = "tokens",
         marks_in: MarksIn = lambda text: (),
     ):
         self.marks_in = marks_in
@@ -83,20 +86,16 @@ class FakeServer:
         book = FieldBook()
         for field in fields:
             book.declare(parse_declaration(field), SHARED, self.tokens.special_texts)
-        self.runtime: Any = SimpleNamespace(
-            fields=book,
-            chat_form=derive_chat_form(self._render, self.tokens),
-            tokens=self.tokens,
-            ledger=Ledger(),
-            conversations=TokenBook(),
-            paths=PathBook(),
-            seen_values=SeenValues(),
-            weight_epoch=0,
+        self.room = EditRoom(
+            choose=self.choose,
+            tokenizer=None,
+            config=Config(min_span_tokens=min_span, trust=trust),
             page_size=page_size,
             max_request_tokens=100_000,
-            config=SimpleNamespace(min_span_tokens=min_span, trust=trust),
-            is_path=lambda segment: segment >= FIRST_PATH_NUMBER,
+            fields=book,
+            chat_form=derive_chat_form(self._render, self.tokens),
         )
+        self.room.tokens = self.tokens  # words, where the room would read a real tokenizer
 
     def _render(self, messages: list[dict[str, str]], generate: bool) -> list[int]:
         pairs = [(m["role"], m["content"]) for m in messages]
@@ -119,17 +118,16 @@ class FakeServer:
 
     def flush(self) -> None:
         self.tree.paths = [p for p in self.tree.paths if isinstance(p.key, int)]
-        self.runtime.weight_epoch += 1
-        self.runtime.ledger.clear()
-        self.runtime.paths.clear()
+        self.room.weight_epoch += 1
+        self.room.forget_turns()
 
     def restart(self) -> None:
         self.flush()
-        self.runtime.weight_epoch = 0
-        self.runtime.ledger = Ledger()
-        self.runtime.conversations = TokenBook()
-        self.runtime.paths = PathBook()
-        self.runtime.seen_values.clear()
+        self.room.weight_epoch = 0
+        self.room.ledger = Ledger()
+        self.room.conversations = TokenBook()
+        self.room.paths = PathBook()
+        self.room.seen_values.clear()
 
     # ---- what the glue asks
 
@@ -165,10 +163,10 @@ class FakeServer:
         return None if cached is None else (cached.real[low:high], cached.seen[low:high])
 
     def _is_path(self, span: Span) -> bool:
-        return bool(self.runtime.is_path(span.segment))
+        return span.segment >= FIRST_PATH_NUMBER
 
     def _path(self, span: Span) -> Any:
-        return self.runtime.paths.by_number(span.segment)
+        return self.room.paths.by_number(span.segment)
 
     # ---- one request
 
@@ -198,11 +196,10 @@ class FakeServer:
             sampling_params=SimpleNamespace(max_new_tokens=64),
             output_ids=[],
         )
-        self.runtime.conversations.take_in(options, namespace, self.runtime.weight_epoch)
+        self.room.conversations.take_in(options, namespace, self.room.weight_epoch)
         state = RequestState(namespace, options, plan, TokenSplit(len(ids)))
-        cache: Any = self
         state.edit = read_edits(
-            cache,
+            self.room,
             req,
             namespace,
             options,
@@ -211,7 +208,7 @@ class FakeServer:
         )
         as_sent = self.choose(RadixKey(ids, cache_salt=salt), plan).computed
         if state.edit is not None:
-            choose_prompt(cache, req, state, state.edit)
+            choose_prompt(self.room, req, state, state.edit)
             state.edit.is_frozen = True
         choice = self.choose(RadixKey(req.origin_input_ids, cache_salt=salt), state.plan)
         state.pieces = choice.pieces
@@ -235,7 +232,7 @@ class FakeServer:
         seen = self._seen(key, spelled, whole, state, choice.matched)
         self.tree.insert(Cached(key, spelled, whole, seen))
         up_to = up_to // self.tree.page_size * self.tree.page_size
-        record_turn(cache, req, state, up_to)
+        record_turn(self.room, req, state, up_to)
         text = self.tokens.text(served)
         return Outcome(served, state, choice.computed, as_sent, text, seen)
 

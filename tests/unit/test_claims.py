@@ -101,24 +101,25 @@ def test_what_levels_the_ranks_forgets_tokens_too():
 
     import torch
 
-    from kvedit.edit.donor_paths import PathBook
-    from kvedit.edit.ledger import Ledger
-    from kvedit.fields.public_values import SeenValues
-    from sglang_patches.scheduler.levelling import level
+    from kvedit.config import Config
+    from sglang_patches.scheduler.edit.room import EditRoom
+    from sglang_patches.scheduler.wiring.levelling import level
 
-    runtime: Any = SimpleNamespace(
-        ledger=Ledger(),
+    unused: Any = None
+    edits = EditRoom(
+        choose=unused,
+        tokenizer=None,
+        config=Config(),
+        page_size=1,
+        max_request_tokens=0,
         conversations=issued(),
-        paths=PathBook(),
-        seen_values=SeenValues(),
-        registry=SimpleNamespace(all=lambda: ()),
-        pins=(),
     )
-    cache: Any = SimpleNamespace(
+    desk: Any = SimpleNamespace(registry=SimpleNamespace(all=lambda: ()), pins=())
+    tree: Any = SimpleNamespace(
         full_evictable_size=lambda: 0,
         swa_evictable_size=lambda: 0,
         evict=lambda params: None,
         token_to_kv_pool_allocator=SimpleNamespace(free_pages=torch.tensor([2, 1])),
     )
-    level(runtime, cache)
-    assert not claim(SENT, runtime.conversations).is_proven
+    level(edits, desk, tree)
+    assert not claim(SENT, edits.conversations).is_proven

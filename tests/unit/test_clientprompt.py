@@ -6,7 +6,7 @@ import pytest
 
 from kvedit.edit.client_prompt import read_prompt
 from kvedit.fields.book import FieldBook
-from kvedit.fields.declaration import parse_declaration
+from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED
 from tests.unit.edit_harness import SUFFIX, FakeServer, rendered
 
@@ -19,7 +19,7 @@ SYSTEM = "You help.\norder_status: open\nuser_name: ann\nEnd."
 server = FakeServer([])
 
 
-def read(text, *declarations, form=server.runtime.chat_form):
+def read(text, *declarations, form=server.room.chat_form):
     book = FieldBook()
     for declaration in declarations:
         book.declare(parse_declaration(declaration), SHARED)

@@ -31,6 +31,7 @@ def test_every_variable_reaches_its_setting():
             "KVEDIT_CLIENT_RATE": "8",
             "KVEDIT_RING_SIZE": "11",
             "KVEDIT_EXACT": "1",
+            "KVEDIT_TESTING": "1",
             "KVEDIT_REPORT": "off",
             "KVEDIT_HOME": "/somewhere",
         }
@@ -52,6 +53,7 @@ def test_every_variable_reaches_its_setting():
         ring_size=11,
         exact=True,
         reports=False,
+        testing=True,
         home=Path("/somewhere"),
     )
     same = [f.name for f in fields(Config) if getattr(config, f.name) == getattr(Config(), f.name)]

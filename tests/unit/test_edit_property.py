@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvedit.request.options import Options
-from sglang_patches.scheduler.edit.turns import strategy_in_force
+from sglang_patches.scheduler.edit.read import strategy_in_force
 from tests.unit.edit_harness import SUFFIX, FakeServer
 from tests.unit.edit_lives import (
     CHANGES,

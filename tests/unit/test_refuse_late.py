@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from types import SimpleNamespace
+from typing import Any
 
 from kvedit.request.options import Options
 from kvedit.splice.spans import Plan, Refusal
@@ -14,17 +15,18 @@ cpu.prepare()  # before the first import of sglang on a host without a GPU
 
 from sglang_patches.scheduler.hooks.admission import _cover  # noqa: E402
 from sglang_patches.scheduler.request_state import RequestState, report_of  # noqa: E402
-from sglang_patches.scheduler.runtime import Runtime  # noqa: E402
 from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
+from sglang_patches.scheduler.telemetry.reporter import Reporter  # noqa: E402
 
 EVICTED = Refusal(skill="policy", reason="evicted")
 
 
 def admitted_again(output: list[int]) -> SimpleNamespace:
     """A request whose skill is gone at the admission that is covered here."""
-    runtime = Runtime.__new__(Runtime)
-    runtime.metrics = Metrics(export=False, model_name="m")
-    runtime.publisher = None
+    rooms: Any = SimpleNamespace(
+        reporter=Reporter(Metrics(export=False, model_name="m")),
+        donors=SimpleNamespace(is_path=lambda number: False),
+    )
     state = RequestState(
         namespace="n",
         options=Options(splice="require", skills=("policy",)),
@@ -39,7 +41,7 @@ def admitted_again(output: list[int]) -> SimpleNamespace:
         output_ids=array("q", output),
         to_finish=None,
     )
-    _cover(SimpleNamespace(runtime=runtime), req, state)
+    _cover(rooms, req, state)
     return req
 
 

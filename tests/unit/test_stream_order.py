@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import torch
 
@@ -15,11 +16,10 @@ from sglang.srt.plugins.hook_registry import HookType, _wrap_fn  # noqa: E402
 
 from sglang_patches.pools import GroupWithRope  # noqa: E402
 from sglang_patches.scheduler.hooks import forward  # noqa: E402
-from sglang_patches.scheduler.runtime import Runtime  # noqa: E402
 from sglang_patches.scheduler.splice import copies as copies_module  # noqa: E402
 from sglang_patches.scheduler.splice.copies import CopyQueue  # noqa: E402
+from sglang_patches.scheduler.splice.copy_runner import CopyRunner  # noqa: E402
 from sglang_patches.scheduler.splice.in_flight import InFlight  # noqa: E402
-from sglang_patches.scheduler.splice.tree import KvEditCache  # noqa: E402
 
 CASE = Case(num_tokens=24, deltas=(17, 0, 4096), page_size=1, placement="scattered")
 
@@ -64,8 +64,8 @@ class Batch:
         self.reqs = []
 
 
-def make(monkeypatch, device, unlocked):
-    """A runtime over the kernels' test pool, on the fake device; every launch is recorded."""
+def make(monkeypatch, device, unlocked, has_overlap=True):
+    """A runner over the kernels' test pool, on the fake device; every launch is recorded."""
     group, plan = build(CASE)
     relocate = copies_module.relocate
 
@@ -76,23 +76,24 @@ def make(monkeypatch, device, unlocked):
 
     monkeypatch.setattr(copies_module, "relocate", recorded)
     described = GroupWithRope(group, CASE.inv_freq, "full", (0, 1), "rope")
-    runtime = Runtime.__new__(Runtime)
-    runtime.copies = CopyQueue([described], None, unlocked.append)
-    runtime.unwritten = []
-    runtime._forward_stream = device.forward_stream
-    runtime._device = device
-    cache = KvEditCache.__new__(KvEditCache)
-    cache.kvedit = runtime
-    return group, plan, runtime, Batch(cache)
+    queue = CopyQueue([described], None, unlocked.append)
+    stream = device.forward_stream if has_overlap else None
+    runner = CopyRunner(queue, device, stream, on_unwritten=fail)
+    monkeypatch.setattr(forward, "rooms_of", lambda tree: SimpleNamespace(copies=tree))
+    return group, plan, queue, Batch(runner)
+
+
+def fail(segments):
+    raise AssertionError(f"{segments} were not written")
 
 
 def test_every_span_of_a_batch_is_one_launch_on_the_forward_stream_before_the_forward(monkeypatch):
     device, unlocked = FakeDevice(), []
-    group, plan, runtime, batch = make(monkeypatch, device, unlocked)
+    group, plan, queue, batch = make(monkeypatch, device, unlocked)
     for number, delta in enumerate(CASE.deltas):  # as if three requests of one batch spliced
         mine = plan.row == number
-        copy = runtime.copies.plan(plan.src[mine], plan.dst[mine], delta, 40 + number)
-        runtime.copies.put([copy], [f"donor{number}", f"target{number}"])
+        copy = queue.plan(plan.src[mine], plan.dst[mine], delta, 40 + number)
+        queue.put([copy], [f"donor{number}", f"target{number}"])
     before = snapshot(group)
 
     def forward_batch_generation(worker, batch):
@@ -117,10 +118,9 @@ def test_a_forward_without_copies_touches_no_stream(monkeypatch):
 
 def test_without_overlap_copies_run_on_the_current_stream(monkeypatch):
     device, unlocked = FakeDevice(), []
-    _, plan, runtime, batch = make(monkeypatch, device, unlocked)
-    runtime._forward_stream = None
-    copy = runtime.copies.plan(plan.src[:4], plan.dst[:4], 0, 1)
-    runtime.copies.put([copy], [])
+    _, plan, queue, batch = make(monkeypatch, device, unlocked, has_overlap=False)
+    copy = queue.plan(plan.src[:4], plan.dst[:4], 0, 1)
+    queue.put([copy], [])
     forward.forward_hook(None, batch)
     assert device.log == ["relocate 4 tokens on schedule"]
     assert torch.equal(plan.dst[:4], copy.target)
@@ -129,7 +129,7 @@ def test_without_overlap_copies_run_on_the_current_stream(monkeypatch):
 def test_what_a_launch_reads_is_released_when_the_forward_stream_has_passed_it(monkeypatch):
     """Events are recorded on the forward stream, behind the relocation, and asked, not awaited."""
     device, unlocked = FakeDevice(), []
-    _, plan, runtime, batch = make(monkeypatch, device, unlocked)
+    _, plan, queue, batch = make(monkeypatch, device, unlocked)
     events = []
 
     def recorded():
@@ -137,14 +137,14 @@ def test_what_a_launch_reads_is_released_when_the_forward_stream_has_passed_it(m
         events.append(FakeEvent())
         return events[-1]
 
-    runtime.copies.in_flight = InFlight(recorded)
+    queue.in_flight = InFlight(recorded)
     for _ in range(2):
-        runtime.copies.put([runtime.copies.plan(plan.src[:4], plan.dst[:4], 0, 1)], [])
+        queue.put([queue.plan(plan.src[:4], plan.dst[:4], 0, 1)], [])
         unlocked.clear()
         forward.forward_hook(None, batch)
     assert device.log[1:3] == ["relocate 4 tokens on forward", "event on forward"]
-    assert len(runtime.copies.in_flight) == 2
+    assert len(queue.in_flight) == 2
     for event in events:
         event.is_done = True
     forward.forward_hook(None, batch)  # nothing is queued, and still they go
-    assert len(runtime.copies.in_flight) == 0
+    assert len(queue.in_flight) == 0

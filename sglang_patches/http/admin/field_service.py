@@ -11,7 +11,7 @@ from typing import Any
 
 from kvedit.checks import check_name
 from kvedit.errors import BadRequest, Unsupported
-from kvedit.fields.declaration import parse_declaration
+from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.text.chat_probe import ChatForm, derive_chat_form
 from kvedit.text.tokens import TokenText

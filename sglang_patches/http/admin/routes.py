@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -74,7 +73,7 @@ def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
     async def testing(request: Request, caller: Caller) -> Any:
         return await service.testing(await read_json(request), caller)
 
-    if os.environ.get("KVEDIT_TESTING") == "1":
+    if service.config.testing:
         app.router.add_route("/kvedit/testing", _endpoint(testing, door), methods=["POST"])
     for method, path, answer in (
         ("POST", "/kvedit/skills", register),

@@ -76,7 +76,8 @@ def answer_of(request: Any) -> Answer:
     if not isinstance(request, Request):
         return Answer()
     state: dict[str, Any] = request.scope.setdefault("state", {})  # the server's copy for this one
-    return state.setdefault(KEY, Answer())
+    answer: Answer = state.setdefault(KEY, Answer())
+    return answer
 
 
 async def answered(

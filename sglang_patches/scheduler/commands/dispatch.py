@@ -16,13 +16,13 @@ import orjson
 from sglang.srt.managers.io_struct import GetInternalStateReqOutput
 
 from kvedit.errors import BadRequest, KvEditError
-from kvedit.skills.registry import Segment, Skill
+from kvedit.skills.segment import Skill
 from kvedit.splice.pass_price import MAX_BOUNDARIES
 from sglang_patches import guard
-from sglang_patches.scheduler.commands import field_commands, testing_commands
+from sglang_patches.scheduler.commands import field_commands
 from sglang_patches.scheduler.commands.audit import audit_scheduler
-from sglang_patches.scheduler.runtime import Runtime
-from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.skills.desk import SkillDesk
+from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 
 PREFIX = "kvedit:"
 Command = dict[str, Any]
@@ -31,32 +31,32 @@ Command = dict[str, Any]
 def internal_state_hook(original: Callable[..., Any], controller: Any, recv_req: Any) -> Any:
     """AROUND ``SchedulerInternalStateController.get_internal_state``."""
     rid = recv_req.rid
-    cache = controller.scheduler.tree_cache
-    if not (isinstance(rid, str) and rid.startswith(PREFIX) and isinstance(cache, KvEditCache)):
+    rooms = rooms_of(controller.scheduler.tree_cache)
+    if rooms is None or not (isinstance(rid, str) and rid.startswith(PREFIX)):
         return original(controller, recv_req)
     command: Command = orjson.loads(rid[len(PREFIX) :])
     return GetInternalStateReqOutput(
         internal_state={
             "nonce": command["nonce"],
-            "kvedit": _answer(controller.scheduler, cache.runtime, command),
+            "kvedit": _answer(controller.scheduler, rooms, command),
         }
     )
 
 
-def _answer(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+def _answer(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """The same on every rank. After an internal error on one, nothing is left of what the command
     has begun: a skill or field that was being declared is gone."""
     begun: list[Command] = []
 
     def undo() -> None:
         for started in begun:
-            _undo(runtime, started)
+            _undo(rooms, started)
 
     with guard.boundary("rpc", undo) as hook:
         guard.trip("rpc")
         guard.agree()
         begun.append(command)
-        answer = _run(scheduler, runtime, command)
+        answer = _run(scheduler, rooms, command)
     if hook.is_well:
         return answer
     reason = hook.error or "on another rank"
@@ -64,80 +64,62 @@ def _answer(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any
     return {"error": {"status": 500, "message": message}}
 
 
-def _run(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+def _run(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     try:
-        operation = _OPERATIONS.get(command["op"])
-        if operation is None:
-            raise BadRequest(f"kvedit: op: expected a known one, got {command['op']!r}")
-        return operation(scheduler, runtime, command)
+        return _operation(rooms, command["op"])(scheduler, rooms, command)
     except KvEditError as error:
         return {"error": {"status": error.status, "message": str(error)}}
 
 
-def _undo(runtime: Runtime, command: Command) -> None:
+def _undo(rooms: Rooms, command: Command) -> None:
     """A plain rule for a rare error: what the command names is dropped."""
     operation = command.get("op")
     try:
         if operation == "register" or (operation == "remove" and command["purge"]):
-            _purge(runtime, command["name"], command["ns"])
+            rooms.desk.purge(command["name"], command["ns"])
         elif operation == "remove":
-            runtime.registry.retire(command["name"], command["ns"])
+            rooms.desk.retire(command["name"], command["ns"])
         elif operation == "recompile":
-            runtime.compile_failed(command["rid"], "internal error, see the server's log")
+            rooms.desk.compile_failed(command["rid"], "internal error, see the server's log")
         elif operation == "field_declare":
-            runtime.fields.remove(command["declaration"]["name"], command["ns"])
+            rooms.edits.fields.remove(command["declaration"]["name"], command["ns"])
         elif operation == "field_remove":
-            runtime.fields.remove(command["name"], command["ns"])
+            rooms.edits.fields.remove(command["name"], command["ns"])
     except (KvEditError, KeyError):
         return  # it had not come that far, or was done already
 
 
-def _purge(runtime: Runtime, name: str, namespace: str) -> list[Segment]:
-    dropped = runtime.registry.purge(name, namespace)
-    for segment in dropped:
-        runtime.pins.release(segment.number)
-    return dropped
-
-
-def _register(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    runtime.secret = runtime.secret or command["secret"]
-    ids, prefix = array("q", command["ids"]), array("q", command["prefix"])
+def _register(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    desk = rooms.desk
+    desk.secret = desk.secret or command["secret"]
+    ids = array("q", command["ids"])
     if not command["memory"]:
-        field_commands.check_skill_text(runtime, command["name"], command["ns"], ids)
-    if command["pin"]:
-        current = runtime.registry.find(command["name"], command["ns"])
-        runtime.pins.check(len(ids) + len(prefix), but=current)
-    declared = runtime.registry.declare(
+        field_commands.check_skill_text(rooms, command["name"], command["ns"], ids)
+    declared = desk.declare(
         name=command["name"],
         namespace=command["ns"],
         token_ids=ids,
-        compile_prefix=prefix,
+        compile_prefix=array("q", command["prefix"]),
         seam=command["seam"],
         pin=command["pin"],
         replace=command["replace"],
         memory=command["memory"],
         rid=command["rid"],
     )
-    skill = declared.skill
-    runtime.forget_dropped()
-    runtime.settle_pins()
-    if skill.pin and declared.outcome == "compile":
-        runtime.pins.promise(skill.number, len(ids) + len(prefix))
-    elif skill.pin and not skill.pinned:
-        runtime.pin_ready(skill)
-    return {"outcome": declared.outcome, "skill": _with_note(runtime, skill)}
+    return {"outcome": declared.outcome, "skill": _with_note(desk, declared.skill)}
 
 
-def _compile_failed(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    skill = runtime.compile_failed(command["rid"], command["reason"])
+def _compile_failed(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    skill = rooms.desk.compile_failed(command["rid"], command["reason"])
     # without a skill it finished after all, or its own hook reported the failure
     return {} if skill is None else {"skill": skill.view()}
 
 
-def _recompile(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    runtime.secret = runtime.secret or command["secret"]
-    outcome = runtime.registry.recompile(command["number"], command["rid"])
-    skill = runtime.registry.by_number(command["number"])
+def _recompile(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    desk = rooms.desk
+    desk.secret = desk.secret or command["secret"]
+    outcome = desk.recompile(command["number"], command["rid"])
+    skill = desk.registry.by_number(command["number"])
     if skill is None:
         return {"outcome": outcome}
     segment = skill.segment
@@ -148,67 +130,64 @@ def _recompile(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, 
     }
 
 
-def _show(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    skill = runtime.registry.get(command["name"], command["ns"])
-    return {"skill": _with_note(runtime, skill)}
+def _show(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    skill = rooms.desk.registry.get(command["name"], command["ns"])
+    return {"skill": _with_note(rooms.desk, skill)}
 
 
-def _with_note(runtime: Runtime, skill: Skill) -> dict[str, Any]:
-    note = runtime.note_on(skill.segment)
+def _with_note(desk: SkillDesk, skill: Skill) -> dict[str, Any]:
+    note = desk.note_on(skill.segment)
     return skill.view() if note is None else {**skill.view(), "note": note}
 
 
-def _list(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    registry = runtime.registry
+def _list(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    registry = rooms.desk.registry
     skills = registry.all() if command["all"] else registry.listed(command["ns"])
-    return {"skills": [_with_note(runtime, skill) for skill in skills]}
+    return {"skills": [_with_note(rooms.desk, skill) for skill in skills]}
 
 
-def _remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    registry, name, namespace = runtime.registry, command["name"], command["ns"]
+def _remove(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    desk, name, namespace = rooms.desk, command["name"], command["ns"]
     if command["purge"]:
-        view = registry.named(name, namespace).view()
-        dropped = _purge(runtime, name, namespace)
+        view = desk.registry.named(name, namespace).view()
+        num_dropped = len(desk.purge(name, namespace))
     else:
-        skill = registry.retire(name, namespace)
-        runtime.settle_pins()
-        view, dropped = skill.view(), []
-    runtime.forget_dropped()
-    runtime.publish("skill_retired", skill=name, dropped=len(dropped))
-    return {"skill": view, "dropped": len(dropped)}
+        view, num_dropped = desk.retire(name, namespace).view(), 0
+    rooms.reporter.publish("skill_retired", skill=name, dropped=num_dropped)
+    return {"skill": view, "dropped": num_dropped}
 
 
-def _status(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    cache = scheduler.tree_cache
-    states = Counter(skill.state.value for skill in runtime.registry.all())
-    fields = field_commands.status(runtime)
+def _status(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    tree, pins, publisher = rooms.tree, rooms.desk.pins, rooms.reporter.publisher
+    states = Counter(skill.state.value for skill in rooms.desk.registry.all())
+    fields = field_commands.status(rooms)
     return {
         "skills": dict(states),
         **fields,
-        "warnings": [*runtime.warnings, *fields["warnings"]],
-        "counters": {**runtime.metrics.to_status(), "hook_errors": dict(guard.errors)},
+        "warnings": [*rooms.reporter.warnings, *fields["warnings"]],
+        "counters": {**rooms.reporter.metrics.to_status(), "hook_errors": dict(guard.errors)},
         "pool": {
-            "size": runtime.pool_size,
-            "pinned": runtime.pins.num_tokens,
-            "pin_budget": runtime.pins.budget_tokens,
-            "available": cache.token_to_kv_pool_allocator.available_size(),
-            "evictable": cache.evictable_size(),
-            "protected": cache.protected_size(),
+            "size": rooms.pool_size,
+            "pinned": pins.num_tokens,
+            "pin_budget": pins.budget_tokens,
+            "available": tree.token_to_kv_pool_allocator.available_size(),
+            "evictable": tree.evictable_size(),
+            "protected": tree.protected_size(),
         },
         "boundary": {
-            "price_tokens": runtime.config.boundary_tokens,
+            "price_tokens": rooms.config.boundary_tokens,
             "max_per_request": MAX_BOUNDARIES,
         },
-        "queued_copies": len(runtime.copies),
-        "weight_epoch": runtime.weight_epoch,
-        "trust": runtime.config.trust,
-        "registry_version": runtime.registry.version,
-        "events": None if runtime.publisher is None else runtime.publisher.address,
+        "queued_copies": len(rooms.copies.queue),
+        "weight_epoch": rooms.edits.weight_epoch,
+        "trust": rooms.config.trust,
+        "registry_version": rooms.desk.registry.version,
+        "events": None if publisher is None else publisher.address,
     }
 
 
-def _tree(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    return {"segments": [_segment_view(skill) for skill in runtime.registry.all()]}
+def _tree(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    return {"segments": [_segment_view(skill) for skill in rooms.desk.registry.all()]}
 
 
 def _segment_view(skill: Skill) -> dict[str, Any]:
@@ -221,12 +200,13 @@ def _segment_view(skill: Skill) -> dict[str, Any]:
     }
 
 
-def _audit(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+def _audit(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     problems = audit_scheduler(scheduler)
     return {"ok": not problems, "problems": problems[:20]}
 
 
-_OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
+Operation = Callable[[Any, Rooms, Command], dict[str, Any]]
+_OPERATIONS: dict[str, Operation] = {
     "register": _register,
     "compile_failed": _compile_failed,
     "recompile": _recompile,
@@ -236,10 +216,16 @@ _OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
     "status": _status,
     "tree": _tree,
     "audit": _audit,
-    "fault": testing_commands.fault,
-    "dump": testing_commands.dump,
-    "shift_error": testing_commands.shift_error,
-    "ranks": testing_commands.ranks,
-    "served": testing_commands.served,
     **field_commands.OPERATIONS,
 }
+
+
+def _operation(rooms: Rooms, name: object) -> Operation:
+    operations = _OPERATIONS
+    if rooms.config.testing:
+        from sglang_patches.scheduler.testing.operations import OPERATIONS
+
+        operations = {**operations, **OPERATIONS}
+    if not isinstance(name, str) or name not in operations:
+        raise BadRequest(f"kvedit: op: expected a known one, got {name!r}")
+    return operations[name]

@@ -4,62 +4,61 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvedit.errors import BadRequest, Conflict, Unsupported
 from kvedit.fields.book import Field
-from kvedit.fields.declaration import Declaration, parse_declaration
+from kvedit.fields.declaration import Declaration
+from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED
-from kvedit.skills.registry import State
+from kvedit.skills.segment import State
 from kvedit.text.chat_probe import ChatForm
 from kvedit.text.tokens import TokenText
-
-if TYPE_CHECKING:
-    from sglang_patches.scheduler.runtime import Runtime
+from sglang_patches.scheduler.wiring.rooms import Rooms
 
 Command = dict[str, Any]
 AUTO_WARNING = "kvedit: strategy auto: expected a quality profile, got none: serving edit+erratum"
 
 
-def declare(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
+def declare(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """``form``: the host's chat form as JSON, sent along with every field that has a role."""
     declaration = parse_declaration(command["declaration"])
-    form = runtime.chat_form if command["form"] is None else ChatForm.from_json(command["form"])
+    form = rooms.edits.chat_form if command["form"] is None else ChatForm.from_json(command["form"])
     if declaration.where.role is not None and form is None:
         raise BadRequest("kvedit: where.role: expected a known chat form, got none")
-    namespace, special_texts = command["ns"], _special_texts(runtime)
-    current, wanted = runtime.fields.preview(declaration, namespace, special_texts)
+    namespace, special_texts = command["ns"], _special_texts(rooms)
+    current, wanted = rooms.edits.fields.preview(declaration, namespace, special_texts)
     if current is not wanted:
-        _check_skills(runtime, wanted)
-    field, created = _commit(runtime, declaration, namespace, special_texts)
-    runtime.chat_form = form
+        _check_skills(rooms, wanted)
+    field, created = _commit(rooms, declaration, namespace, special_texts)
+    rooms.edits.chat_form = form
     return {"field": field.view(), "created": created}
 
 
 def _commit(
-    runtime: Runtime, declaration: Declaration, namespace: str, special_texts: frozenset[str]
+    rooms: Rooms, declaration: Declaration, namespace: str, special_texts: frozenset[str]
 ) -> tuple[Field, bool]:
-    field, created = runtime.fields.declare(declaration, namespace, special_texts)
+    field, created = rooms.edits.fields.declare(declaration, namespace, special_texts)
     if created:
-        runtime.publish("field_declared", field=field.name)
+        rooms.reporter.publish("field_declared", field=field.name)
     return field, created
 
 
-def remove(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    field = runtime.fields.remove(command["name"], command["ns"])
-    runtime.publish("field_removed", field=field.name)
+def remove(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    field = rooms.edits.fields.remove(command["name"], command["ns"])
+    rooms.reporter.publish("field_removed", field=field.name)
     return {"field": field.view()}
 
 
-def show(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    return {"field": runtime.fields.get(command["name"], command["ns"]).view()}
+def show(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    return {"field": rooms.edits.fields.get(command["name"], command["ns"]).view()}
 
 
-def listed(scheduler: Any, runtime: Runtime, command: Command) -> dict[str, Any]:
-    return {"fields": [field.view() for field in runtime.fields.listed(command["ns"])]}
+def listed(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+    return {"fields": [field.view() for field in rooms.edits.fields.listed(command["ns"])]}
 
 
-OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
+OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
     "field_declare": declare,
     "field_remove": remove,
     "field_show": show,
@@ -67,18 +66,18 @@ OPERATIONS: dict[str, Callable[[Any, Runtime, Command], dict[str, Any]]] = {
 }
 
 
-def status(runtime: Runtime) -> dict[str, Any]:
+def status(rooms: Rooms) -> dict[str, Any]:
     """The fields' part of the status answer."""
-    auto = any(field.strategy == "auto" for field in runtime.fields.all())
-    return {"fields": len(runtime.fields), "warnings": [AUTO_WARNING] if auto else []}
+    auto = any(field.strategy == "auto" for field in rooms.edits.fields.all())
+    return {"fields": len(rooms.edits.fields), "warnings": [AUTO_WARNING] if auto else []}
 
 
-def check_skill_text(runtime: Runtime, name: str, namespace: str, ids: array[int]) -> None:
+def check_skill_text(rooms: Rooms, name: str, namespace: str, ids: array[int]) -> None:
     """A skill is copied as it stands, so no field may live in it. Raises Conflict."""
-    fields = _meeting(runtime, namespace)
+    fields = _meeting(rooms, namespace)
     if not fields:
         return
-    text = runtime.decode(ids)
+    text = rooms.edits.decode(ids)
     names = [repr(field.name) for field in fields if field.prefix in text]
     if names:
         raise Conflict(
@@ -87,15 +86,15 @@ def check_skill_text(runtime: Runtime, name: str, namespace: str, ids: array[int
         )
 
 
-def _check_skills(runtime: Runtime, field: Field) -> None:
+def _check_skills(rooms: Rooms, field: Field) -> None:
     """The other way round: a field that comes after the skills. Raises Conflict."""
     names = [
         repr(skill.segment.name)
-        for skill in runtime.registry.all()
+        for skill in rooms.desk.registry.all()
         if skill.state not in (State.RETIRED, State.FAILED)
         and not skill.memory
         and _meet(skill.segment.namespace, field.namespace)
-        and field.prefix in runtime.decode(skill.segment.token_ids)
+        and field.prefix in rooms.edits.decode(skill.segment.token_ids)
     ]
     if names:
         raise Conflict(
@@ -104,19 +103,19 @@ def _check_skills(runtime: Runtime, field: Field) -> None:
         )
 
 
-def _meeting(runtime: Runtime, namespace: str) -> list[Field]:
+def _meeting(rooms: Rooms, namespace: str) -> list[Field]:
     """Fields that stand in some request together with a skill of ``namespace``."""
-    return [field for field in runtime.fields.all() if _meet(field.namespace, namespace)]
+    return [field for field in rooms.edits.fields.all() if _meet(field.namespace, namespace)]
 
 
 def _meet(one: str, other: str) -> bool:
     return one == other or SHARED in (one, other)
 
 
-def _special_texts(runtime: Runtime) -> frozenset[str]:
-    if runtime.tokenizer is None:
+def _special_texts(rooms: Rooms) -> frozenset[str]:
+    if rooms.edits.tokenizer is None:
         raise BadRequest("kvedit: fields: expected a tokenizer, got --skip-tokenizer-init")
     try:
-        return TokenText(runtime.tokenizer).special_texts
+        return TokenText(rooms.edits.tokenizer).special_texts
     except Unsupported as error:  # of this server, but it is this request that cannot be met
         raise BadRequest(f"kvedit: fields: {'; '.join(error.reasons)}") from error

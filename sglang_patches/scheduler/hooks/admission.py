@@ -22,15 +22,24 @@ from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary, trip
 from sglang_patches.scheduler.hooks.intake import refuse_late
 from sglang_patches.scheduler.request_state import EditState, RequestState, planned, state_of
-from sglang_patches.scheduler.runtime import Runtime
 from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.telemetry.reporter import Reporter
+from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 
 
 @lru_cache
 def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
     """Subclass of the host's adder class; requests without a plan pass through untouched."""
 
-    class PlannedAdder(base):  # type: ignore[valid-type, misc]
+    class PlannedAdder(base):
+        chunked_req_limit: int | None
+
+        @property
+        def _rooms(self) -> Rooms:
+            rooms = rooms_of(self.tree_cache)
+            assert rooms is not None  # this class is given to our trees only
+            return rooms
+
         def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> AddReqResult:
             result = super().add_one_req(req, *args, **kwargs)
             while result is AddReqResult.NO_TOKEN and self._can_release_a_pin():
@@ -42,7 +51,7 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             """Pins are soft: with nothing running and nothing admitted, the head of the queue
             would wait for ever."""
             idle = not self.can_run_list and not self._num_running()
-            return idle and self.tree_cache.runtime.release_oldest_pin()
+            return idle and self._rooms.desk.release_oldest_pin()
 
         def _num_running(self) -> int:
             return 0 if self.running_batch is None else len(self.running_batch.reqs)
@@ -77,10 +86,10 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             if state.edit is not None:
                 first, state.edit.is_frozen = not state.edit.is_frozen, True
                 if first:
-                    _count_edit(self.tree_cache.runtime, state, state.edit)
+                    _count_edit(self._rooms.reporter, state, state.edit)
             if admission.is_chunked and state.pieces:
                 self._reserve_rest(req)
-            _cover(self.tree_cache, req, state)
+            _cover(self._rooms, req, state)
 
         def _reserve_rest(self, req: Any) -> None:  # R1
             rest = len(req.full_untruncated_fill_ids) - req.extend_end
@@ -98,7 +107,7 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
                 self._reserve_rest(req)
             any_state = state_of(req)
             if any_state is not None and req.extend_end > req.prefix_len:
-                _cover(self.tree_cache, req, any_state)
+                _cover(self._rooms, req, any_state)
             return rest
 
         def _limit_chunk(self, state: RequestState, position: int) -> None:
@@ -113,12 +122,12 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
     return PlannedAdder
 
 
-def _count_edit(runtime: Runtime, state: RequestState, edit: EditState) -> None:
+def _count_edit(reporter: Reporter, state: RequestState, edit: EditState) -> None:
     """The request is admitted: its prompt stays, also when it is retracted and tried again."""
     if not state.is_counted or not edit.client.windows:
         return
-    runtime.metrics.count_edit(edit.kind, edit.chosen.base)
-    runtime.publish("prompt_served", served=edit.kind, base=edit.chosen.base)
+    reporter.metrics.count_edit(edit.kind, edit.chosen.base)
+    reporter.publish("prompt_served", served=edit.kind, base=edit.chosen.base)
 
 
 def _cut_at_boundary(state: RequestState, admission: Any) -> Any:
@@ -140,7 +149,7 @@ def _give_up_unrealised(state: RequestState, position: int) -> None:
         state.give_up(position)
 
 
-def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
+def _cover(rooms: Rooms, req: Any, state: RequestState) -> None:
     """Class the tokens this admission covers first, for the report and the counters."""
     with boundary("cover", lambda: None) as hook:
         trip("cover")
@@ -153,19 +162,19 @@ def _cover(cache: KvEditCache, req: Any, state: RequestState) -> None:
             lines=() if state.edit is None else state.edit.line_intervals,
         )
     if hook.is_well:
-        _settle_cover(cache.runtime, req, state, split)
+        _settle_cover(rooms, req, state, split)
 
 
-def _settle_cover(runtime: Runtime, req: Any, state: RequestState, split: TokenSplit) -> None:
+def _settle_cover(rooms: Rooms, req: Any, state: RequestState, split: TokenSplit) -> None:
     if state.is_counted:
-        runtime.metrics.count_tokens(state.split.counts(), split)
+        rooms.reporter.metrics.count_tokens(state.split.counts(), split)
     state.split = split
     lost, state.lost = state.lost, ()
-    runtime.refuse(state, tuple(refusal for _, refusal in lost))
+    rooms.reporter.refuse(state, tuple(refusal for _, refusal in lost))
     state.evicted |= {
         segment
         for segment, refusal in lost
-        if refusal.reason == "evicted" and not runtime.is_path(segment)
+        if refusal.reason == "evicted" and not rooms.donors.is_path(segment)
     }
     if state.unmet or (state.options.splice == "require" and state.split.refused):
         refuse_late(req, state)
@@ -178,9 +187,10 @@ def decode_memory_hook(
     it has no room left. Pins yield first."""
     fits = original(batch, selected_indices)
     num_running = len(batch.reqs if selected_indices is None else selected_indices)
-    if fits or num_running > 1 or not isinstance(batch.tree_cache, KvEditCache):
+    rooms = rooms_of(batch.tree_cache)
+    if fits or num_running > 1 or rooms is None:
         return fits
-    while not fits and batch.tree_cache.runtime.release_oldest_pin():
+    while not fits and rooms.desk.release_oldest_pin():
         fits = original(batch, selected_indices)
     return fits
 
@@ -188,5 +198,5 @@ def decode_memory_hook(
 def adder_hook(result: type[PrefillAdder], scheduler: Any, *args: Any) -> type[PrefillAdder]:
     """AFTER ``Scheduler.get_prefill_adder_class``."""
     if isinstance(scheduler.tree_cache, KvEditCache):
-        return planned_adder(result)
+        return planned_adder(result)  # type: ignore[arg-type]  # the host's class is hashable
     return result

@@ -17,18 +17,18 @@ from sglang_patches.guard import boundary, trip
 from sglang_patches.scheduler.hooks.intake import REFUSED
 from sglang_patches.scheduler.request_state import state_of
 from sglang_patches.scheduler.splice.copies import PendingCopies
-from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.wiring.rooms import rooms_of
 
 
 def forward_hook(worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``TpModelWorker.forward_batch_generation``: nobody is ever served from slots that
     were not written."""
-    if batch is None or not isinstance(batch.tree_cache, KvEditCache):
+    rooms = None if batch is None else rooms_of(batch.tree_cache)
+    if rooms is None:
         return
-    runtime = batch.tree_cache.runtime
-    runtime.run_copies()
-    if runtime.unwritten:
-        failed, runtime.unwritten = runtime.unwritten, []
+    rooms.copies.run()
+    failed = rooms.copies.take_unwritten()
+    if failed:
         _end_holders(batch, failed)
 
 

@@ -1,4 +1,5 @@
-"""Intake: recognise skills when the scheduler creates a request. Plans only; touches no ids."""
+"""Intake: recognise skills and fields when the scheduler creates a request, and before each try to
+admit it decide which prompt is tried."""
 
 from __future__ import annotations
 
@@ -14,15 +15,18 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from kvedit.request.options import Options, from_wire
-from kvedit.skills.registry import State
-from kvedit.splice.planner import plan_spans
+from kvedit.skills.segment import State
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary, trip
-from sglang_patches.scheduler.edit.turns import choose_prompt, read_edits, serve, unmet
+from sglang_patches.scheduler.edit.choose import choose_prompt, serve, unmet
+from sglang_patches.scheduler.edit.read import read_edits
+from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState, state_of
-from sglang_patches.scheduler.runtime import Runtime
+from sglang_patches.scheduler.skills.desk import SkillDesk
 from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.telemetry.metrics import Metrics
+from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 
 RECOVERABLE = (State.EVICTED.value, State.COMPILING.value)
 REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
@@ -31,80 +35,72 @@ REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into
 def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
     """AFTER ``Scheduler._create_generation_req``. The request comes back unchanged, but for
     ``req.kvedit`` (its state), or ``req.kvedit_refused`` (the report of a refused one)."""
-    cache = scheduler.tree_cache
-    if not isinstance(cache, KvEditCache) or is_health_check_generate_req(recv_req):
+    rooms = rooms_of(scheduler.tree_cache)
+    if rooms is None or is_health_check_generate_req(recv_req):
         return
-    if not _concerns(cache.runtime, recv_req):
+    if not _concerns(rooms, recv_req):
         return  # installed but unused: nothing of ours touches the request
-    with boundary("intake", lambda: _forget(cache.runtime, req, recv_req)) as hook:
+    with boundary("intake", lambda: _forget(rooms, req, recv_req)) as hook:
         trip("intake")
-        settle = _take_in(cache, req, recv_req)
+        settle = _take_in(rooms, req, recv_req)
     if hook.is_well:
         settle()
 
 
 def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``Req.init_next_round_input``: decide which prompt is tried for admission."""
-    state = state_of(req)
-    if state is None or state.edit is None or state.edit.is_frozen or tree_cache is None:
+    state, rooms = state_of(req), rooms_of(tree_cache)
+    if state is None or state.edit is None or state.edit.is_frozen or rooms is None:
         return
-    edit = state.edit
+    edits, edit = rooms.edits, state.edit
     if not state.is_valid_for(req):
         state.edit = None  # refused or truncated by the host: nothing may be served instead
         return
-    with boundary("choose_prompt", lambda: _serve_as_sent(tree_cache.runtime, req, state, edit)):
+    with boundary("choose_prompt", lambda: _serve_as_sent(edits, req, state, edit)):
         trip("choose_prompt")
-        choose_prompt(tree_cache, req, state, edit)
+        choose_prompt(edits, req, state, edit)
 
 
-def _serve_as_sent(runtime: Runtime, req: Any, state: RequestState, edit: EditState) -> None:
-    serve(runtime, req, state, edit, edit.sent)
+def _serve_as_sent(edits: EditRoom, req: Any, state: RequestState, edit: EditState) -> None:
+    serve(edits, req, state, edit, edit.sent)
     state.edit = None
     if state.options.edits == "require":
         state.unmet = "edits: internal_error"
 
 
-def _forget(runtime: Runtime, req: Any, recv_req: Any) -> None:
+def _forget(rooms: Rooms, req: Any, recv_req: Any) -> None:
     """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
     one namespace, and somebody waits for the outcome. Nor what requires reuse."""
     req.kvedit = None
     reason = "internal error, see the server's log"
-    if runtime.compile_failed(req.rid, reason) is not None:
+    if rooms.desk.compile_failed(req.rid, reason) is not None:
         req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
     elif '"require"' in str(_requested(recv_req)):  # whatever could not be read in it
         _refuse_request(req, recv_req, f"kvedit: require: {reason}")
 
 
-def _concerns(runtime: Runtime, recv_req: Any) -> bool:
-    return bool(
-        runtime.registry.by_rid(recv_req.rid) is not None
-        or _requested(recv_req) is not None
-        or _is_in_use(runtime)
-    )
+def _concerns(rooms: Rooms, recv_req: Any) -> bool:
+    is_compile = rooms.desk.registry.by_rid(recv_req.rid) is not None
+    return is_compile or _requested(recv_req) is not None or rooms.is_in_use
 
 
-def _is_in_use(runtime: Runtime) -> bool:
-    return bool(len(runtime.registry.matcher) or len(runtime.fields))
-
-
-def _take_in(cache: KvEditCache, req: Any, recv_req: Any) -> Callable[[], None]:
+def _take_in(rooms: Rooms, req: Any, recv_req: Any) -> Callable[[], None]:
     """What to do with the request. Until that is called, the request is as it came."""
-    runtime = cache.runtime
-    skill = runtime.registry.by_rid(recv_req.rid)
+    skill = rooms.desk.registry.by_rid(recv_req.rid)
     if skill is not None:
         number = skill.number
-        return lambda: _announce_compile(runtime, req, number)
+        return lambda: _announce_compile(rooms.desk, req, number)
     try:
         options = from_wire(_requested(recv_req))
     except BadRequest as error:
         message = str(error)
         return lambda: _refuse_request(req, recv_req, message)
-    if options.sealed.unasked and not _is_in_use(runtime):
+    if options.sealed.unasked and not rooms.is_in_use:
         return lambda: None
-    state = _plan(cache, req, recv_req, options)
-    reasons = _unmet_reasons(cache, req, state) if options.splice == "require" else []
+    state = _plan(rooms, req, recv_req, options)
+    reasons = _unmet_reasons(rooms.tree, req, state) if options.splice == "require" else []
     if options.edits == "require":
-        reasons += _unmet_edits(cache, req, state)
+        reasons += _unmet_edits(rooms.edits, req, state)
     return lambda: _adopt(req, recv_req, state, reasons)
 
 
@@ -121,47 +117,39 @@ def _requested(recv_req: Any) -> object:
     return params.get("kvedit") if isinstance(params, dict) else None
 
 
-def _announce_compile(runtime: Runtime, req: Any, segment: int) -> None:
+def _announce_compile(desk: SkillDesk, req: Any, segment: int) -> None:
     """Our own compile request: its path goes into the segment's secret tree namespace."""
-    req.extra_key = runtime.tree_namespace(segment)
+    req.extra_key = desk.tree_namespace(segment)
     req.cache_salt = None
     num_tokens = len(req.origin_input_ids)
     req.kvedit = RequestState(
         namespace=req.extra_key,
         options=Options(splice="off"),
-        plan=Plan(num_tokens=num_tokens, registry_version=runtime.registry.version),
+        plan=Plan(num_tokens=num_tokens, registry_version=desk.registry.version),
         split=TokenSplit(num_tokens),
         is_compile=True,
         is_counted=False,
     )
 
 
-def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> RequestState:
-    runtime, ids = cache.runtime, req.origin_input_ids
+def _plan(rooms: Rooms, req: Any, recv_req: Any, options: Options) -> RequestState:
+    edits, ids = rooms.edits, req.origin_input_ids
     # The host reads an empty salt or key as none, so does the HTTP side when it registers.
     namespace = namespace_tag(
         recv_req.cache_salt or None, recv_req.extra_key or None, recv_req.lora_id
     )
-    runtime.conversations.take_in(options, namespace, runtime.weight_epoch)
+    edits.conversations.take_in(options, namespace, edits.weight_epoch)
 
     def plan_of(prompt: array[int]) -> Plan:
-        return plan_spans(
-            prompt,
-            runtime.registry,
-            namespace,
-            options,
-            # The last token is always forwarded.
-            runtime.plan_limits(max(0, len(prompt) - 1)),
-            lambda start, stop: runtime.decode(prompt[start:stop]),
-        )
+        return rooms.plan(prompt, namespace, options)
 
-    fields = runtime.fields.visible(namespace)
-    could_apply = bool(fields or runtime.registry.listed(namespace))
+    fields, registry = edits.fields.visible(namespace), rooms.desk.registry
+    could_apply = bool(fields or registry.listed(namespace))
     blockers = ["exact"] * could_apply if options.exact else _blockers(req, recv_req)
     if options.exact or blockers:
         plan = Plan(
             num_tokens=len(ids),
-            registry_version=runtime.registry.version,
+            registry_version=registry.version,
             refused=tuple(Refusal(skill="", reason=reason) for reason in blockers),
         )
     else:
@@ -171,19 +159,19 @@ def _plan(cache: KvEditCache, req: Any, recv_req: Any, options: Options) -> Requ
         options=options,
         plan=plan,
         split=TokenSplit(len(ids)),
-        is_counted=not _is_warmer(runtime, recv_req, options),
+        is_counted=not _is_warmer(rooms.reporter.metrics, recv_req, options),
         no_edits=_no_edits(options) if fields else None,
     )
-    runtime.refuse(state, plan.refused)
+    rooms.reporter.refuse(state, plan.refused)
     if not options.exact and not blockers:
-        state.edit = read_edits(cache, req, namespace, options, plan, plan_of)
+        state.edit = read_edits(edits, req, namespace, options, plan, plan_of)
     return state
 
 
-def _is_warmer(runtime: Runtime, recv_req: Any, options: Options) -> bool:
+def _is_warmer(metrics: Metrics, recv_req: Any, options: Options) -> bool:
     """Whether this is the host's own request, which warms a prefix for n > 1 samples."""
     if options.sealed.samples is not None:
-        return runtime.metrics.is_first(options.sealed.samples)
+        return metrics.is_first(options.sealed.samples)
     return recv_req.sampling_params.max_new_tokens == 0 and not options.sealed.wants_nothing
 
 
@@ -211,17 +199,17 @@ def _blockers(req: Any, recv_req: Any) -> list[str]:
     return [reason for reason, blocked in checks.items() if blocked]
 
 
-def _unmet_reasons(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+def _unmet_reasons(tree: KvEditCache, req: Any, state: RequestState) -> list[str]:
     """Why ``require`` cannot be met as things stand: every token of the named skills behind
     the seam must be exact, composed or derived. Notes the segments that a compile would help."""
-    lost = cache.preview(req, state)
+    lost = tree.preview(req, state)
     state.evicted |= {segment for segment, r in lost if r.reason in RECOVERABLE}
     return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
 
 
-def _unmet_edits(cache: KvEditCache, req: Any, state: RequestState) -> list[str]:
+def _unmet_edits(edits: EditRoom, req: Any, state: RequestState) -> list[str]:
     if state.edit is not None:
-        return unmet(cache, req, state.edit)
+        return unmet(edits, req, state.edit)
     return ["edits: no field is declared, or the request asks for what they do not support"]
 
 

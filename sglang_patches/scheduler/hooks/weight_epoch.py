@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_patches.guard import agree, boundary, trip
-from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.wiring.rooms import rooms_of
 
 WEIGHT_UPDATES = tuple(
     "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager." + name
@@ -34,8 +34,9 @@ def adapters_hook(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> Non
 
 
 def _bump(cache: Any, why: str) -> None:
-    if isinstance(cache, KvEditCache):
-        with boundary("epoch", cache.runtime.distrust_everything):
+    rooms = rooms_of(cache)
+    if rooms is not None:
+        with boundary("epoch", rooms.distrust_everything):
             trip("epoch")
             agree()  # the epoch changes on every rank or on none
-            cache.runtime.new_epoch(why)
+            rooms.new_epoch(why)

@@ -17,6 +17,7 @@ import torch
 from kvedit_kernels import RelocationPlan, relocate, relocate_ref
 from sglang_patches.guard import errors, trip
 from sglang_patches.pools import GroupWithRope, translate
+from sglang_patches.pools.layout import PoolKind
 from sglang_patches.scheduler.splice.in_flight import InFlight, NewEvent
 from sglang_patches.scheduler.splice.rotation import RotationRows
 
@@ -30,7 +31,7 @@ class Copy:
     target: int64 [N], the slots of the full pool that requests will name.
     """
 
-    slots: dict[str, tuple[torch.Tensor, torch.Tensor]]
+    slots: dict[PoolKind, tuple[torch.Tensor, torch.Tensor]]
     target: torch.Tensor
     delta_pos: int
     segment: int

@@ -9,22 +9,22 @@ The donor's path is looked up and locked here, never earlier, so no plan holds a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixParams, MatchResult
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
+from kvedit.skills.segment import State
 from kvedit.splice.spans import Piece, Refusal, served_ids
 from sglang_patches.guard import LostVote, agree, trip
 from sglang_patches.pools import LostWindowSlots
+from sglang_patches.scheduler.ports import GrowingPaths
 from sglang_patches.scheduler.request_state import RequestState
 from sglang_patches.scheduler.splice.copies import Copy
-from sglang_patches.scheduler.splice.donors import Donor, find_donor
-
-if TYPE_CHECKING:
-    from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.splice.donors import Donor
+from sglang_patches.scheduler.splice.parts import Parts
 
 
 class Splice:
@@ -39,9 +39,16 @@ class Splice:
     """
 
     def __init__(
-        self, cache: KvEditCache, req: Any, state: RequestState, start: int, stop: int
+        self,
+        tree: GrowingPaths,
+        parts: Parts,
+        req: Any,
+        state: RequestState,
+        start: int,
+        stop: int,
     ) -> None:
-        self._cache, self._req, self._state = cache, req, state
+        self._tree, self._parts = tree, parts
+        self._req, self._state = req, state
         self.start, self.stop = start, stop
         self.node: Any = None  # the new tree node; None until it is inserted, and when refused
         self.slots: torch.Tensor | None = None  # int64 [stop - start]
@@ -52,9 +59,9 @@ class Splice:
 
     def run(self) -> None:
         """Raises whatever goes wrong, and LostVote when it did on another rank."""
-        self._path_lock = self._cache.lock(self._req.last_node)
+        self._path_lock = self._tree.lock(self._req.last_node)
         lost = self._collect_donors()
-        cached = self._cache.match_prefix(MatchPrefixParams(key=self._key()))
+        cached = self._tree.match_prefix(MatchPrefixParams(key=self._key()))
         agree()  # refusing and evicting change what all ranks share
         if lost is not None:
             self._refuse(lost, self._why_lost(lost.span.segment))
@@ -68,9 +75,9 @@ class Splice:
     def commit(self) -> bool:
         """Copies to the queue, the donors' locks with them. Returns whether it was spliced."""
         if self._copies and self.node is not None:
-            locks = [*(donor.lock for donor in self._donors), self._cache.lock(self.node)]
+            locks = [*(donor.lock for donor in self._donors), self._tree.lock(self.node)]
             self._donors = []
-            self._cache.runtime.copies.put(self._copies, locks, holder=self._req)
+            self._parts.copies.queue.put(self._copies, locks, holder=self._req)
             self._count()
         self._release()
         return self.node is not None
@@ -79,7 +86,7 @@ class Splice:
         if self._is_in_tree:
             # The tree may hold slots whose bytes will never be written: make them unreachable.
             for segment in sorted({copy.segment for copy in self._copies}):
-                self._cache.runtime.distrust(segment)
+                self._parts.donors.distrust(segment)
         self._state.drop(self.start, "internal_error")
         self._release()
 
@@ -91,7 +98,7 @@ class Splice:
             self._refuse(self._donors[0].piece, "overtaken")
             return
         self.node = cached.last_device_node
-        path = self._cache.path_device_indices(self.node)
+        path = self._tree.path_device_indices(self.node)
         self.slots, self._is_in_tree = path[self.start : self.stop].to(torch.int64), True
 
     def _collect_donors(self) -> Piece | None:
@@ -100,30 +107,27 @@ class Splice:
             first, last = max(piece.start, self.start), min(piece.stop, self.stop)
             if first >= last:
                 continue
-            donor = find_donor(self._cache, piece, first, last)
+            donor = self._parts.donors.find(piece, first, last)
             if donor is None:
                 return piece
             self._donors.append(donor)
         return None
 
     def _why_lost(self, segment: int) -> str:
-        """Why a donor is not there: its skill was purged since the match, or its KV evicted."""
-        runtime = self._cache.runtime
-        if runtime.is_path(segment):
-            return "evicted"
-        if runtime.registry.by_number(segment) is None:
-            return "retired"
-        runtime.donor_lost(segment)
-        self._state.evicted.add(segment)
-        return "evicted"
+        """Why a donor is not there. One that a compile brings back is noted."""
+        donors = self._parts.donors
+        why = donors.lost(segment)
+        if why is State.EVICTED and not donors.is_path(segment):
+            self._state.evicted.add(segment)
+        return why.value
 
     def _allocate(self) -> bool:
-        num_tokens, runtime = self.stop - self.start, self._cache.runtime
-        num_failed = len(runtime.unwritten)
-        evict_from_tree_cache(self._cache, num_tokens)
-        if len(runtime.unwritten) > num_failed:
+        num_tokens, copies = self.stop - self.start, self._parts.copies
+        num_failed = copies.num_failed
+        evict_from_tree_cache(self._tree, num_tokens)
+        if copies.num_failed > num_failed:
             raise LostVote  # a launch in there was voted down; this splice ends alike on all ranks
-        slots = self._cache.token_to_kv_pool_allocator.alloc(num_tokens)
+        slots = self._tree.token_to_kv_pool_allocator.alloc(num_tokens)
         self.slots = None if slots is None else slots.to(torch.int64)
         return slots is not None
 
@@ -138,7 +142,7 @@ class Splice:
         insertion = self._insertion(self.slots)
         agree()  # from here on the tree changes
         self._is_in_tree = True
-        result = self._cache.insert(insertion)
+        result = self._tree.insert(insertion)
         if result.prefix_len != self.start:
             raise RuntimeError(
                 f"kvedit: insert: expected {self.start} tokens on the path, got {result.prefix_len}"
@@ -149,12 +153,12 @@ class Splice:
     def _copy(self, donor: Donor, slots: torch.Tensor) -> Copy:
         span = donor.piece.span
         dst = slots[donor.start - self.start : donor.stop - self.start]
-        return self._cache.runtime.copies.plan(donor.slots, dst, span.delta_pos, span.segment)
+        return self._parts.copies.queue.plan(donor.slots, dst, span.delta_pos, span.segment)
 
     def _insertion(self, slots: torch.Tensor) -> InsertParams:
         """The slots as the continuation of the request's path of ``start`` tokens."""
         req = self._req
-        path = self._cache.path_device_indices(req.last_node)[: self.start].to(torch.int64)
+        path = self._tree.path_device_indices(req.last_node)[: self.start].to(torch.int64)
         return InsertParams(
             key=self._key(),
             value=torch.cat([path, slots]),
@@ -172,33 +176,29 @@ class Splice:
     def _refuse(self, piece: Piece, reason: str) -> None:
         self._state.give_up(self.start)
         refusal = Refusal(skill=piece.span.skill, reason=reason)
-        self._cache.runtime.refuse(self._state, (refusal,))
+        self._parts.reporter.refuse(self._state, (refusal,))
 
     def _count(self) -> None:
-        runtime, state = self._cache.runtime, self._state
-        state.realised.append((self.start, self.stop))
-        for piece in state.pieces:
+        self._state.realised.append((self.start, self.stop))
+        for piece in self._state.pieces:
             if piece.start < self.stop and piece.stop > self.start:
-                if not runtime.is_path(piece.span.segment):
-                    runtime.registry.touch(piece.span.segment)
-                if state.is_counted:
-                    runtime.metrics.count_splice("realised")
-                    runtime.publish(
-                        "splice_realised",
-                        skill=piece.span.skill,
-                        start=max(piece.start, self.start),
-                        stop=min(piece.stop, self.stop),
-                        delta=piece.span.delta_pos,
-                    )
+                self._parts.donors.touch(piece.span.segment)
+                self._parts.reporter.spliced(
+                    self._state,
+                    skill=piece.span.skill,
+                    start=max(piece.start, self.start),
+                    stop=min(piece.stop, self.stop),
+                    delta=piece.span.delta_pos,
+                )
 
     def _release(self) -> None:
         """Give back the slots that the tree does not have, and every lock."""
         if self.slots is not None and not self._is_in_tree:
-            self._cache.token_to_kv_pool_allocator.free(self.slots)
+            self._tree.token_to_kv_pool_allocator.free(self.slots)
         self.slots = None
         for donor in self._donors:
-            self._cache.unlock(donor.lock)
+            self._tree.unlock(donor.lock)
         self._donors = []
         if self._path_lock is not None:
-            self._cache.unlock(self._path_lock)
+            self._tree.unlock(self._path_lock)
         self._path_lock = None

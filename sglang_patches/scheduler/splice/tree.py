@@ -1,6 +1,6 @@
 """The radix tree with composed paths: SGLang's unified cache, with kvedit's spelling of keys.
 
-Virtual ids exist only in here. The host's requests always hold real ids; where the host builds a
+The host sees virtual ids in tree keys only. Its requests always hold real ids; where it builds a
 tree key from a request, the request's ids are respelled for the length of that call.
 
 Entry points of a splice: ``match_prefix`` reports the span behind a match as a host hit, so that
@@ -24,31 +24,34 @@ from sglang.srt.mem_cache.base_prefix_cache import (
     MatchResult,
 )
 from sglang.srt.mem_cache.radix_cache import RadixKey
-from sglang.srt.mem_cache.registry import TreeCacheBuildContext, create_unified_radix_cache
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from kvedit.config import Config
-from kvedit.errors import Unsupported
-from kvedit.skills.registry import State
+from kvedit.skills.segment import State
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from sglang_patches.guard import boundary, trip
-from sglang_patches.host.contract import broken, unapplied_hooks
-from sglang_patches.host.refusals import check_server_args
-from sglang_patches.scheduler.commands.testing_commands import note_served
-from sglang_patches.scheduler.edit.turns import record_turn
 from sglang_patches.scheduler.request_state import RequestState, ServedIds, planned, state_of
-from sglang_patches.scheduler.runtime import Runtime
-from sglang_patches.scheduler.skills.compiles import fail_compile, finish_compile
-from sglang_patches.scheduler.splice.donors import is_cached
+from sglang_patches.scheduler.splice.parts import Parts
 from sglang_patches.scheduler.splice.realise import Splice
 
 
 class KvEditCache(UnifiedRadixCache):
-    """A UnifiedRadixCache on either tree core. ``kvedit`` is set by the factory, after the
-    base class has run its own ``reset`` once."""
+    """A UnifiedRadixCache on either tree core. ``parts`` and ``owner`` are set once, after the
+    base class has run its own ``reset``; what wired it finds itself by ``owner`` again, and the
+    tree never looks inside."""
 
-    kvedit: Runtime | None = None
+    _parts: Parts | None = None
+    owner: object = None
+
+    def equip(self, parts: Parts, owner: object) -> None:
+        """Give the tree what it splices with. Until then it is the host's own."""
+        self._parts, self.owner = parts, owner
+
+    @property
+    def parts(self) -> Parts:
+        if self._parts is None:
+            raise RuntimeError("kvedit: tree: expected its parts, got none (still starting)")
+        return self._parts
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
         state = planned(params.req)
@@ -80,8 +83,9 @@ class KvEditCache(UnifiedRadixCache):
         A plan may be older than the registry. A segment that is gone (purged, or given a new
         number because its cached paths are not to be trusted) is not even looked up.
         """
-        known = [tuple(filter(self._known, spans)) for spans in plan.alternatives]
-        gone = [span for span in plan.spans if not self._known(span)]
+        knows = self.parts.donors.knows
+        known = [tuple(filter(knows, spans)) for spans in plan.alternatives]
+        gone = [span for span in plan.spans if not knows(span)]
         choice = choose_path(
             [spans for spans in known if spans],
             num_tokens=len(key.token_ids),
@@ -90,12 +94,6 @@ class KvEditCache(UnifiedRadixCache):
             worth=plan.worth,
         )
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
-
-    def _known(self, span: Span) -> bool:
-        runtime = self.runtime
-        if runtime.is_path(span.segment):
-            return runtime.paths.by_number(span.segment) is not None
-        return runtime.registry.by_number(span.segment) is not None
 
     def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
         """(segment, why) of what the request could not compose if it were admitted now."""
@@ -111,22 +109,10 @@ class KvEditCache(UnifiedRadixCache):
         return super().match_prefix(MatchPrefixParams(key=_respelled(key, pieces)))
 
     def _composable(self, span: Span) -> bool:
-        return self._state_of(span) is State.READY
-
-    def _state_of(self, span: Span) -> State:
-        if self.runtime.is_path(span.segment):
-            return State.READY if is_cached(self, span) else State.EVICTED
-        skill = self.runtime.registry.by_number(span.segment)
-        return State.RETIRED if skill is None else skill.state
+        return self.parts.donors.state_of(span) is State.READY
 
     def _refusal(self, span: Span) -> Refusal:
-        return Refusal(skill=span.skill, reason=self._state_of(span).value)
-
-    @property
-    def runtime(self) -> Runtime:
-        if self.kvedit is None:
-            raise RuntimeError("kvedit: cache: expected a runtime, got none (still starting)")
-        return self.kvedit
+        return Refusal(skill=span.skill, reason=self.parts.donors.state_of(span).value)
 
     # ---- the two entry points of a splice
 
@@ -134,9 +120,10 @@ class KvEditCache(UnifiedRadixCache):
         req = params.req
         state = planned(req)
         if req is None or state is None or self.cache_controller is not None:
-            return super().init_load_back(params)
+            loaded: tuple[int, Any] | None = super().init_load_back(params)
+            return loaded
         start = req.prefix_len
-        splice = Splice(self, req, state, start, start + params.host_hit_length)
+        splice = Splice(self, self.parts, req, state, start, start + params.host_hit_length)
         with boundary("init_load_back", splice.abandon) as hook:
             trip("init_load_back")
             splice.run()
@@ -155,15 +142,8 @@ class KvEditCache(UnifiedRadixCache):
         pieces = state.pieces if state.is_valid_for(req) else ()
         with ServedIds(req, pieces):
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
-        if state.is_compile and req.finished():
-            with boundary("finish_compile", lambda: fail_compile(self, req)):
-                trip("finish_compile")
-                finish_compile(self, req)
-        elif req.finished():
-            with boundary("record_turn", lambda: None):
-                trip("record_turn")
-                note_served(req, state, up_to)
-                record_turn(self, req, state, up_to)
+        if req.finished():
+            self.parts.listener.on_finished(req, state, up_to)
         elif pieces and up_to == req.extend_end and run_end(pieces, up_to) > up_to:
             self._splice_at_boundary(req, state, up_to, run_end(pieces, up_to))
 
@@ -173,7 +153,7 @@ class KvEditCache(UnifiedRadixCache):
         All fields that say how far the request is move together. ``checkpoint_kv_cache`` reads
         extend_end after this call, so the next chunk starts behind the span.
         """
-        splice = Splice(self, req, state, start, stop)
+        splice = Splice(self, self.parts, req, state, start, stop)
         with boundary("checkpoint", splice.abandon) as hook:
             trip("checkpoint")
             if req.kv.cache_protected_len != start:
@@ -201,7 +181,7 @@ class KvEditCache(UnifiedRadixCache):
     def evict_for_alloc(self, params: EvictParams, **kwargs: Any) -> EvictResult:
         """Admission counted donors as evictable. A queued copy locks its donor until it ran, so
         it runs now rather than let an admitted request find no slots."""
-        self.runtime.run_copies()
+        self.parts.copies.run()
         return super().evict_for_alloc(params, **kwargs)
 
     def inc_host_lock_ref(self, node_id: Any) -> IncLockRefResult:
@@ -217,27 +197,15 @@ class KvEditCache(UnifiedRadixCache):
 
     def reset(self) -> None:
         super().reset()
-        if self.kvedit is not None:
-            self.kvedit.tree_emptied()
+        if self._parts is not None:
+            self._parts.copies.queue.discard()
+            self._parts.listener.on_emptied()
 
     def sanity_check(self) -> None:
-        with self.runtime.pins.suspended():
+        with self.parts.pins.suspended():
             super().sanity_check()
 
 
 def _respelled(key: RadixKey, pieces: Pieces) -> RadixKey:
     ids = served_ids(key.token_ids, pieces) if pieces else key.token_ids
     return RadixKey(ids, key.extra_key, limit=key.limit, cache_salt=key.cache_salt)
-
-
-def create_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
-    """Factory of ``--radix-cache-backend kvedit``. Raises Unsupported with all reasons."""
-    check_server_args(ctx.server_args, ctx.model_config)
-    reasons = [*broken(), *unapplied_hooks()]
-    if reasons:
-        raise Unsupported(reasons)
-    cache = create_unified_radix_cache(ctx, cache_class=KvEditCache)
-    if not isinstance(cache, KvEditCache):
-        raise TypeError(f"kvedit: cache: expected KvEditCache, got {type(cache).__name__}")
-    cache.kvedit = Runtime(ctx, cache, Config.from_env())
-    return cache

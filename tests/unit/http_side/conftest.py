@@ -20,6 +20,8 @@ from sglang_patches.http.admin.auth import Door
 from sglang_patches.http.admin.routes import add_routes
 from sglang_patches.http.admin.skill_service import SkillService
 from sglang_patches.scheduler.commands import field_commands
+from sglang_patches.scheduler.telemetry.metrics import Metrics
+from sglang_patches.scheduler.telemetry.reporter import Reporter
 
 VOCAB_SIZE = 1000
 CONTEXT_LEN = 512
@@ -48,13 +50,16 @@ class Manager:
         self.model_config = SimpleNamespace(vocab_size=VOCAB_SIZE)
         self.context_len, self.num_reserved_tokens, self.max_req_input_len = CONTEXT_LEN, 0, 500
         self.registry = Registry("host", 4)
-        self.runtime: Any = SimpleNamespace(
-            registry=self.registry,
+        self.edits: Any = SimpleNamespace(
             fields=FieldBook(),
             chat_form=None,
             tokenizer=self.tokenizer,
             decode=lambda ids: "".join(chr(i - 2) for i in ids),
-            publish=lambda kind, **fields: None,
+        )
+        self.rooms: Any = SimpleNamespace(
+            desk=SimpleNamespace(registry=self.registry),
+            edits=self.edits,
+            reporter=Reporter(Metrics(export=False, model_name="m")),
         )
         self.commands: list[dict[str, Any]] = []
         self.compiles: list[Any] = []
@@ -93,11 +98,11 @@ class Manager:
     def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
         op, registry = command["op"], self.registry
         if op in field_commands.OPERATIONS:
-            return field_commands.OPERATIONS[op](None, self.runtime, command)
+            return field_commands.OPERATIONS[op](None, self.rooms, command)
         if op == "register":
             ids = array("q", command["ids"])
             if not command["memory"]:
-                field_commands.check_skill_text(self.runtime, command["name"], command["ns"], ids)
+                field_commands.check_skill_text(self.rooms, command["name"], command["ns"], ids)
             declared = registry.declare(
                 name=command["name"],
                 namespace=command["ns"],
@@ -136,7 +141,7 @@ class Manager:
                 "prefix": list(segment.compile_prefix),
             }
         if op == "status":
-            fields = field_commands.status(self.runtime)
+            fields = field_commands.status(self.rooms)
             return {
                 "skills": {"ready": len(registry.all())},
                 **fields,

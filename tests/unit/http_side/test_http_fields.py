@@ -60,7 +60,7 @@ def test_a_declared_field_is_found_under_its_namespace_only(client: Any, manager
     for other in ("", "?cache_salt=you", "?extra_key=me"):
         assert client.get("/kvedit/fields/status" + other).status_code == 404
         assert names(client, other) == []
-    assert manager.runtime.chat_form == FORM
+    assert manager.edits.chat_form == FORM
 
 
 def test_a_shared_field_is_seen_from_every_namespace_and_removed_as_shared(client: Any) -> None:
@@ -90,7 +90,7 @@ def test_the_chat_form_is_derived_once_and_only_for_roles(
 
     monkeypatch.setattr(http_fields, "derive_chat_form", derive)
     post(client, name="raw", pattern="raw: {value}", where={"within": 40})
-    assert chats == [] and manager.runtime.chat_form is None
+    assert chats == [] and manager.edits.chat_form is None
     post(client, name="one", pattern="one: {value}")
     post(client, name="two", pattern="two: {value}")
     assert chats == [client.app.state.openai_serving_chat]
@@ -123,7 +123,7 @@ def test_a_role_that_the_template_lacks_is_refused(
 
 
 def test_a_server_without_tokenizer_has_no_fields(client: Any, manager: Any) -> None:
-    manager.tokenizer = manager.runtime.tokenizer = None
+    manager.tokenizer = manager.edits.tokenizer = None
     refused = post(client, where={"within": 40})
     assert refused.status_code == 400 and "--skip-tokenizer-init" in message(refused)
 

@@ -1,114 +1,70 @@
-"""Operations of the RPC that exist for tests: injected faults and dumps of cached KV.
-
-They answer only on a server started with KVEDIT_TESTING=1.
-"""
+"""Operations that exist for tests: injected faults, dumps of cached KV, what was served."""
 
 from __future__ import annotations
 
 import json
-import os
 from array import array
-from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
-from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from kvedit.request.options import parse_options
-from kvedit.splice.planner import plan_spans
 from kvedit.splice.spans import Pieces
-from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import guard
 from sglang_patches.scheduler.commands.audit import audit_scheduler
-from sglang_patches.scheduler.request_state import RequestState
+from sglang_patches.scheduler.splice.tree import KvEditCache
+from sglang_patches.scheduler.wiring.rooms import Rooms
+from sglang_patches.scheduler.wiring.served_log import ServedLog
 
-if TYPE_CHECKING:
-    from sglang_patches.scheduler.runtime import Runtime
-
-
-MAX_SERVED = 256
+Command = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class ServedRequest:
-    """A finished request: its prompt as served, and its path as far as the tree holds it."""
-
-    num_prompt_tokens: int
-    ids: array[int]
-    pieces: Pieces
-    extra_key: str | None
-    cache_salt: str | None
+def _log(rooms: Rooms) -> ServedLog:
+    assert rooms.served_log is not None  # this module is loaded where it is kept
+    return rooms.served_log
 
 
-_served: OrderedDict[str, ServedRequest] = OrderedDict()  # by rid, the newest
-
-
-def is_testing() -> bool:
-    return os.environ.get("KVEDIT_TESTING") == "1"
-
-
-def note_served(req: Any, state: RequestState, up_to: int) -> None:
-    """Remember what a request was served, on a server that is being tested."""
-    if not is_testing():
-        return
-    ids = (req.origin_input_ids + array("q", req.output_ids))[:up_to]
-    _served[req.rid] = ServedRequest(
-        len(req.origin_input_ids), ids, state.pieces, req.extra_key, req.cache_salt
-    )
-    while len(_served) > MAX_SERVED:
-        _served.popitem(last=False)
-
-
-def served(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+def served(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"rid"}: the prompt ids that a finished request was served with, its pieces as
     [start, stop, segment, shift], the text, and how many errata and ledger entries there are."""
-    require_testing()
-    request = _served[command["rid"]]
+    request = _log(rooms).of(command["rid"])
     ids = request.ids[: request.num_prompt_tokens]
     return {
         "ids": ids.tolist(),
-        "text": runtime.decode(ids),
+        "text": rooms.edits.decode(ids),
         "pieces": [(p.start, p.stop, p.span.segment, p.span.delta_pos) for p in request.pieces],
-        "ledger": len(runtime.ledger),
-        "paths": len(runtime.paths),
+        "ledger": len(rooms.edits.ledger),
+        "paths": len(rooms.edits.paths),
     }
 
 
-def require_testing() -> None:
-    if not is_testing():
-        raise BadRequest("kvedit: testing: expected a server started with KVEDIT_TESTING=1")
-
-
-def fault(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+def fault(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"hook", "times", "rank"?}: let the next entries of a hook fail, on one rank or on all."""
-    require_testing()
     guard.arm(command["hook"], command["times"], command.get("rank"))
     return {}
 
 
-def shift_error(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+def shift_error(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"positions"}: rotate every copy decided from now on by that much too far."""
-    require_testing()
-    runtime.copies.shift_error = int(command["positions"])
+    rooms.copies.queue.shift_error = int(command["positions"])
     return {}
 
 
-def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+def dump(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"ids", "extra_key", "options", "path"}: save the cached K and V of a prompt's served path;
     or {"rid", "path"}: of the path that a finished request was served with.
 
     The file (torch.save) holds ``k`` and ``v``, one [num_cached, heads, dim] tensor per layer,
     and the pieces of the path. Answers {"num_cached"}. Every rank writes a file of its own.
     """
-    require_testing()
-    cache = scheduler.tree_cache
-    key, pieces, matched = _path(cache, runtime, command)
+    cache = rooms.tree
+    key, pieces, matched = _path(cache, rooms, command)
     node = cache.match_spelled(key, pieces).last_device_node
     slots = cache.path_device_indices(node)[:matched]
     pool = cache.token_to_kv_pool_allocator.get_kvcache()
@@ -124,16 +80,18 @@ def dump(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str,
     return {"num_cached": matched}
 
 
-def _path(cache: Any, runtime: Runtime, command: dict[str, Any]) -> tuple[RadixKey, Pieces, int]:
+def _path(cache: KvEditCache, rooms: Rooms, command: Command) -> tuple[RadixKey, Pieces, int]:
     """(key of real ids, pieces, cached tokens) of the path that a dump is asked for."""
     if "rid" in command:
-        request = _served[command["rid"]]
+        request = _log(rooms).of(command["rid"])
         key = RadixKey(request.ids, request.extra_key, cache_salt=request.cache_salt)
         matched = cache.match_spelled(key, request.pieces).device_prefix_len
         return key, request.pieces, matched
     ids = array("q", command["ids"])
     key = RadixKey(ids, command["extra_key"])
-    choice = cache.choose(key, _planned(runtime, ids, command).plan)
+    namespace = namespace_tag(None, command["extra_key"], None)
+    plan = rooms.plan(ids, namespace, parse_options(command["options"]))
+    choice = cache.choose(key, plan)
     return key, choice.pieces, choice.matched
 
 
@@ -146,15 +104,14 @@ def _layer_slots(pool: Any, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def ranks(scheduler: Any, runtime: Runtime, command: dict[str, Any]) -> dict[str, Any]:
+def ranks(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"path"}: every rank writes what it has decided so far, as JSON, to a file of its own."""
-    require_testing()
-    cache = scheduler.tree_cache
+    cache = rooms.tree
     decided = {
-        "skills": [{**s.view(), "last_used": s.last_used} for s in runtime.registry.all()],
-        "registry_version": runtime.registry.version,
-        "counters": runtime.metrics.to_status(),
-        "copies": runtime.copies.num_launched,
+        "skills": [{**s.view(), "last_used": s.last_used} for s in rooms.desk.registry.all()],
+        "registry_version": rooms.desk.registry.version,
+        "counters": rooms.reporter.metrics.to_status(),
+        "copies": rooms.copies.queue.num_launched,
         "hook_errors": dict(guard.errors),
         "cached_slots": sorted(cache.all_values_flatten().tolist()),
         "audit": audit_scheduler(scheduler),
@@ -169,15 +126,10 @@ def rank_path(path: str) -> str:
     return path if rank == 0 else f"{path}.rank{rank}"
 
 
-def _planned(runtime: Runtime, ids: array[int], command: dict[str, Any]) -> RequestState:
-    namespace = namespace_tag(None, command["extra_key"], None)
-    options = parse_options(command["options"])
-    plan = plan_spans(
-        ids,
-        runtime.registry,
-        namespace,
-        options,
-        runtime.plan_limits(len(ids) - 1),
-        lambda start, stop: runtime.decode(ids[start:stop]),
-    )
-    return RequestState(namespace=namespace, options=options, plan=plan, split=TokenSplit(len(ids)))
+OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
+    "fault": fault,
+    "dump": dump,
+    "shift_error": shift_error,
+    "ranks": ranks,
+    "served": served,
+}
