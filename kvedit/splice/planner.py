@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from kvedit.request.options import Options
 from kvedit.skills.matcher import ANCHOR_TOKENS, Match
-from kvedit.skills.registry import Registry, Segment, State
+from kvedit.skills.registry import Registry
+from kvedit.skills.segment import Segment, State
 from kvedit.splice.spans import Plan, Refusal, Span, Worth
 
 MAX_OLDER_LAYERS = 2

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from kvedit.errors import BadRequest, Conflict, NotFound, QuotaExceeded
 from kvedit.fields.book import MAX_FIELDS, Field, FieldBook, value_problem
-from kvedit.fields.declaration import DEFAULT_TEMPLATE, Where, parse_declaration
+from kvedit.fields.declaration import DEFAULT_TEMPLATE, Where
+from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED
 
 ME, YOU = "ns:me", "ns:you"

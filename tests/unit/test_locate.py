@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvedit.edit.locate import MAX_VALUE_TOKENS, Located, locate, window_ids
+from kvedit.edit.locate import MAX_VALUE_TOKENS, Located, locate
+from kvedit.edit.window import window_ids
 from kvedit.fields.declaration import Where
 from kvedit.text.chat_probe import derive_chat_form
 from kvedit.text.tokens import TokenText

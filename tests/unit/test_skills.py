@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvedit.checks import check_ids, check_name, check_seam
 from kvedit.errors import BadRequest, Conflict, NotFound
 from kvedit.namespace import SHARED
-from kvedit.skills.registry import Registry, State, check_ids, check_name, check_seam
+from kvedit.skills.registry import Registry
+from kvedit.skills.segment import State
 
 NS = "ns:mine"
 OTHER = "ns:other"
