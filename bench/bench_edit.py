@@ -137,7 +137,7 @@ class Repetition:
         case = self._case
         ids = case.hoisted(new) if arm == "hoist" else case.prompt(new)
         salt = {"full": fresh_salt(), "hoist": self._hoist_salt}.get(arm, self._salt)
-        options = OFF
+        options: dict[str, object] = dict(OFF)
         if arm in STRATEGIES:  # a conversation of its own for each change
             options = {"conversation": True, "strategy": arm}
             first, _ = self._send(case.prompt(case.old), salt, options, new)

@@ -36,8 +36,8 @@ TARGET_MS = 1.0
 @dataclass(frozen=True)
 class Case:
     name: str
-    skills: list[array]
-    prompt: array
+    skills: list[array[int]]
+    prompt: array[int]
     expected: list[Match]
 
 
@@ -72,7 +72,7 @@ def make_cases() -> list[Case]:
     ]
 
 
-def lay_out(rng: random.Random, name: str, skills: list[array], chosen: range) -> Case:
+def lay_out(rng: random.Random, name: str, skills: list[array[int]], chosen: range) -> Case:
     """Random text between the chosen skills, up to the full prompt length."""
     num_gap_tokens = NUM_PROMPT_TOKENS // len(chosen) - NUM_SKILL_TOKENS
     prompt, expected = array("q"), []
@@ -149,14 +149,14 @@ def leftmost_longest(starts: list[tuple[int, int, int]]) -> list[Match]:
     return matches
 
 
-def num_common(prompt: array, start: int, skill: array) -> int:
+def num_common(prompt: array[int], start: int, skill: array[int]) -> int:
     if prompt[start : start + len(skill)] == skill:
         return len(skill)
     pairs = zip(prompt[start:], skill, strict=False)
     return next(i for i, (a, b) in enumerate(pairs) if a != b)
 
 
-def segment(number: int, token_ids: array) -> Segment:
+def segment(number: int, token_ids: array[int]) -> Segment:
     return Segment(
         number=number,
         name=f"skill{number}",
@@ -169,11 +169,11 @@ def segment(number: int, token_ids: array) -> Segment:
     )
 
 
-def spell(token_ids: array) -> str:
+def spell(token_ids: array[int]) -> str:
     return "".join(f" {t}" for t in token_ids)
 
 
-def random_ids(rng: random.Random, num_tokens: int) -> array:
+def random_ids(rng: random.Random, num_tokens: int) -> array[int]:
     return array("q", (rng.randrange(VOCAB_SIZE) for _ in range(num_tokens)))
 
 

@@ -75,7 +75,7 @@ def compile_relocate(
 def payload_accesses(chosen: Specialisation, num_warps: int = NUM_WARPS) -> int:
     """16-byte accesses one thread needs to move a program's K and V once, without padding."""
     elements = chosen.NUM_HEADS * chosen.HEAD_DIM + chosen.V_ROWS * chosen.V_ROW
-    num_bytes = chosen.BLOCK_TOKENS * elements * chosen.BITS.primitive_bitwidth // 8
+    num_bytes: int = chosen.BLOCK_TOKENS * elements * chosen.BITS.primitive_bitwidth // 8
     return num_bytes // (WIDE_BYTES * THREADS_PER_WARP * num_warps)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ def missing_calls(flashinfer: object) -> list[str]:
     """Every call of CALLS that this FlashInfer does not offer; empty is a pass."""
     missing = []
     for path, parameters in CALLS.items():
-        target = flashinfer
+        target: Any = flashinfer
         for name in path.split("."):
             if not hasattr(target, name):
                 missing.append(f"flashinfer.{path}: expected to exist, got no {name}")

@@ -139,7 +139,8 @@ class PoolGroup:
     @property
     def bytes_per_token(self) -> int:
         """Bytes of K and V that one token holds over all layers of the group."""
-        return self.num_layers * (self.num_heads * self.head_dim + self.v_row) * self.dtype.itemsize
+        itemsize: int = self.dtype.itemsize
+        return self.num_layers * (self.num_heads * self.head_dim + self.v_row) * itemsize
 
 
 def _check_views(name: str, views: tuple[Tensor, ...], dtype: torch.dtype, page_size: int) -> None:
@@ -179,7 +180,8 @@ def _check_rotation(rotate: bool, rot_offset: int, rot_dim: int, head_dim: int) 
 
 
 def _num_slots(view: Tensor, page_size: int) -> int:
-    return view.shape[0] * (page_size or 1)
+    num_slots: int = view.shape[0] * (page_size or 1)
+    return num_slots
 
 
 def _strides(view: Tensor, page_size: int) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ import ctypes
 import math
 import mmap
 import sys
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def _forbid(address: int) -> None:
         raise OSError(ctypes.get_errno(), "kvedit: mprotect: expected a guard page, got an error")
 
 
-def _implementation(name: str):
+def _implementation(name: str) -> Callable[..., None]:
     if name == "cpu":
         from kvedit_kernels.relocate_cpu import relocate_cpu
 

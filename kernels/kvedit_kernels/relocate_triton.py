@@ -168,7 +168,8 @@ def _launch(
 def _needs_soft_fp8(group: PoolGroup) -> bool:
     if group.dtype.itemsize != 1:
         return False
-    return torch.cuda.get_device_capability(group.device) < _FIRST_CAPABILITY_WITH_FP8
+    capability: tuple[int, int] = torch.cuda.get_device_capability(group.device)
+    return capability < _FIRST_CAPABILITY_WITH_FP8
 
 
 def _dense_rows(num_heads: int, dim: int, head_stride: int) -> tuple[int, int]:

@@ -61,7 +61,9 @@ def allocate_plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype)
 
 
-def build(case: Case, *, seed: int = 0, allocate: Allocate = allocate_plain, device: str = "cpu"):
+def build(
+    case: Case, *, seed: int = 0, allocate: Allocate = allocate_plain, device: str = "cpu"
+) -> tuple[PoolGroup, RelocationPlan]:
     """(group, plan) of a case, filled with normal values; every tensor comes from `allocate`."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -99,10 +101,8 @@ def draw_plan(
 
 def snapshot(group: PoolGroup) -> tuple[list[Tensor], list[Tensor]]:
     """Bits of K and of V, [num_slots, heads, dim] per layer, on the CPU."""
-    return tuple(
-        [token_rows(view, group.page_size) for view in views]
-        for views in (group.k_views, group.v_views)
-    )
+    k_rows = [token_rows(view, group.page_size) for view in group.k_views]
+    return k_rows, [token_rows(view, group.page_size) for view in group.v_views]
 
 
 def token_rows(view: Tensor, page_size: int) -> Tensor:
@@ -113,7 +113,12 @@ def token_rows(view: Tensor, page_size: int) -> Tensor:
     return bits
 
 
-def expect_moved(case: Case, before: tuple[list[Tensor], list[Tensor]], group, plan) -> None:
+def expect_moved(
+    case: Case,
+    before: tuple[list[Tensor], list[Tensor]],
+    group: PoolGroup,
+    plan: RelocationPlan,
+) -> None:
     """Raises AssertionError unless `group` holds exactly what the contract says."""
     after = snapshot(group)
     src, dst, row = plan.src.cpu(), plan.dst.cpu(), plan.row.cpu().long()

@@ -2,6 +2,9 @@
 
 Import this package and call `prepare()` before the first import of sglang. Nothing here imports
 sglang at module level.
+
+Called by: the launcher, the plugin `kvedit_cpu`, tests.
+May touch: the host's kernels and layers, on a host without a GPU and nowhere else.
 """
 
 from __future__ import annotations

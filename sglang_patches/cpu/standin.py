@@ -33,7 +33,8 @@ def install_if_needed() -> str | None:
         the user forbids the CPU engine (`SGLANG_USE_CPU_ENGINE=0`) or when it was never installed.
     """
     if isinstance(sys.modules.get(PACKAGE), StandIn):
-        return sys.modules[PACKAGE].reason
+        reason: str | None = sys.modules[PACKAGE].reason
+        return reason
     if has_cuda_device() or os.environ.get("SGLANG_USE_CPU_ENGINE", "1") != "1":
         return None
     real_dir = find_real_package()

@@ -116,7 +116,7 @@ def _model_level_refusals(model: torch.nn.Module, specs: Sequence[RopeSpec | Non
 def _shape_facts(module: Any, spec: RopeSpec) -> list[tuple[str, object, object]]:
     if type(module) is Gemma3RotaryEmbedding:
         return [("rotary_dim", spec.rotary_dim, 2 * module.inv_freq.numel())]
-    facts = [
+    facts: list[tuple[str, object, object]] = [
         ("rotary_dim", spec.rotary_dim, module.rotary_dim),
         ("head_size", spec.head_dim, module.head_size),
     ]

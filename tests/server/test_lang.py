@@ -10,6 +10,7 @@ import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from kvedit import Client, lang
+from kvedit.lang.library import LIBRARY
 from tests.server.harness import Server, fresh_name
 from tests.server.texts import english
 
@@ -144,7 +145,7 @@ def test_a_change_of_a_memory_recompiles_it_alone(
     base: Server, backend: lang.Endpoint, salt: str
 ) -> None:
     lang.register(backend, skills={salt: english(salt, 8)})
-    document, client = lang.LIBRARY.skill(salt), Client(base.url)
+    document, client = LIBRARY.skill(salt), Client(base.url)
     for version in (1, 2):
         text = english(f"{salt} {version}", 6) + "\n"
         state = remember.run(f"Part {version}. {document}\n", f"{salt}-m", text, backend=backend)

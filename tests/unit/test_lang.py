@@ -15,6 +15,7 @@ from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from kvedit import lang
 from kvedit.errors import BadRequest, NotFound, Unsupported
+from kvedit.lang import library
 from kvedit.request.options import parse_options
 
 POLICY = "Refunds take five days.\n"
@@ -113,9 +114,9 @@ def url(stand_in: tuple[StandIn, str]) -> str:
 def own_library(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_patches.frontend import endpoint as host
 
-    library = lang.Library()
-    monkeypatch.setattr(lang, "LIBRARY", library)
-    monkeypatch.setattr(host, "LIBRARY", library)
+    own = library.Library()
+    monkeypatch.setattr(library, "LIBRARY", own)
+    monkeypatch.setattr(host, "LIBRARY", own)
 
 
 @sgl.function
@@ -383,10 +384,10 @@ def test_a_memory_that_is_refused_stays_plain_text(
 
 
 def test_memories_are_bounded(url: str) -> None:
-    for i in range(lang.MAX_MEMORIES + 1):
+    for i in range(library.MAX_MEMORIES + 1):
         lang.memory(f"m{i}", f"text {i}.")
-    assert lang.LIBRARY.memories_in("text 0.", {}) == {}
-    assert lang.LIBRARY.memories_in("text 1.", {}) == {"m1": "text 1."}
+    assert library.LIBRARY.memories_in("text 0.", {}) == {}
+    assert library.LIBRARY.memories_in("text 1.", {}) == {"m1": "text 1."}
 
 
 def test_a_template_without_system_must_be_named(server: StandIn, url: str) -> None:
