@@ -24,6 +24,11 @@ REPO_ROOT = Path(__file__).resolve().parent.parent
 OWN_PROCESS_MARK = "pytest.mark.own_process"
 NO_TESTS_COLLECTED = 5
 LANE_GRACE_SECONDS = 30.0  # a lane stops its own children first
+# Server tests are shared out by server configuration (tests/server/conftest.py), so that two run
+# beside each other; a few files are not worth the starts.
+NUM_SHARDS = 2
+MIN_SHARDED_FILES = 8
+SHARD = "KVEDIT_TEST_SHARD"
 OPTIONS_WITH_A_VALUE = {"-k", "-m", "-n", "-p", "-o", "-c"}
 
 STATIC_CHECKS = {
@@ -42,6 +47,14 @@ class Options:
     lane: str = ""  # file for the totals of a run that is one of several side by side
     targets: list[str] = field(default_factory=list)
     pytest_args: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Targets that run beside other lanes; ``shard`` k of n, as "k/n": which server tests."""
+
+    targets: list[str]
+    shard: str = ""
 
 
 @dataclass
@@ -75,17 +88,25 @@ def main(arguments: list[str]) -> int:
 
 
 def run_groups(groups: list[list[str]], options: Options, totals: Totals) -> None:
-    """Server tests wait for their servers much of the time: the other tests run beside them."""
+    """A server uses one core: two run beside each other, and first the other tests beside them."""
     servers = [group for group in groups if in_folder(group[0], "server")]
     others = [group for group in groups if group not in servers]
-    if servers and others and not options.lane:
-        run_lanes([sum(others, []), sum(servers, [])], options, totals)
+    lanes = [Lane(sum(others, []))] if others else []
+    lanes += server_lanes(sum(servers, []))
+    if servers and len(lanes) > 1 and not options.lane:
+        run_lanes(lanes, options, totals)
         return
     for group in groups:
         run_group(group, options, totals)
 
 
-def run_lanes(lanes: list[list[str]], options: Options, totals: Totals) -> None:
+def server_lanes(targets: list[str]) -> list[Lane]:
+    if len(targets) < MIN_SHARDED_FILES:
+        return [Lane(targets)] if targets else []
+    return [Lane(targets, f"{shard}/{NUM_SHARDS}") for shard in range(NUM_SHARDS)]
+
+
+def run_lanes(lanes: list[Lane], options: Options, totals: Totals) -> None:
     """Run each lane in a process of its own. The last one's output is shown as it comes, the
     others' when they have ended."""
     with tempfile.TemporaryDirectory(prefix="kvedit-lanes-") as scratch:
@@ -94,8 +115,14 @@ def run_lanes(lanes: list[list[str]], options: Options, totals: Totals) -> None:
         running: list[subprocess.Popen[bytes]] = []
         try:
             for lane, file, output in zip(lanes, files, [*logs, None], strict=True):
-                command = [sys.executable, __file__, "--lane", str(file), *flags(options), *lane]
-                running.append(subprocess.Popen(command, stdout=output, start_new_session=True))
+                command = [sys.executable, __file__, "--lane", str(file), *flags(options)]
+                child = subprocess.Popen(
+                    [*command, *lane.targets],
+                    env=os.environ | ({SHARD: lane.shard} if lane.shard else {}),
+                    stdout=output,
+                    start_new_session=True,
+                )
+                running.append(child)
             for child in reversed(running):
                 child.wait()
         except KeyboardInterrupt:
@@ -119,9 +146,10 @@ def flags(options: Options) -> list[str]:
     return [*modes, *options.pytest_args]
 
 
-def add_lane(lane: list[str], file: Path, totals: Totals) -> None:
+def add_lane(lane: Lane, file: Path, totals: Totals) -> None:
     if not file.is_file():
-        totals.failures.append(f"{lane[0]} and {len(lane) - 1} more: the run did not end")
+        name, num_more = lane.targets[0], len(lane.targets) - 1
+        totals.failures.append(f"{name} and {num_more} more: the run did not end")
         return
     found = json.loads(file.read_text())
     totals.passed += found["passed"]

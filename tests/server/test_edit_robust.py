@@ -164,7 +164,7 @@ def live(chat: Chat, seed: Any, num_steps: int) -> None:
 
 
 def test_random_steps(new: Any) -> None:
-    live(new("edit+erratum", SMALL_POOL, num_sentences=8), 5, num_steps=25)
+    live(new("edit+erratum", SMALL_POOL, num_sentences=8), 5, num_steps=15)
 
 
 @pytest.mark.long

@@ -80,9 +80,9 @@ def test_an_interrupted_run_stops_a_detached_grandchild(tmp_path: Path) -> None:
 LANES = """
 import sys
 sys.path.insert(0, "scripts")
-from _run_checks import Options, Totals, report, run_lanes
+from _run_checks import Lane, Options, Totals, report, run_lanes
 totals = Totals()
-run_lanes([[sys.argv[1]], [sys.argv[2]]], Options(), totals)
+run_lanes([Lane([sys.argv[1]]), Lane([sys.argv[2]])], Options(), totals)
 report(totals)
 """
 
