@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -51,33 +52,61 @@ def create_cache(ctx: TreeCacheBuildContext) -> UnifiedRadixCache:
 def _wire(ctx: TreeCacheBuildContext, tree: KvEditCache, config: Config) -> None:
     runner = ctx.tp_worker.model_runner
     device = torch.get_device_module(runner.device)
-    allocator = ctx.params.token_to_kv_pool_allocator
-    pool, page_size, pool_size = allocator.get_kvcache(), ctx.params.page_size, allocator.size
+    pool = ctx.params.token_to_kv_pool_allocator.get_kvcache()
     groups = describe_pool(pool, runner.model, ctx.model_config)
-    facts = host_facts(ctx, groups)
     warm_up(groups, device)
+    rooms = assemble(
+        tree,
+        config,
+        facts=host_facts(ctx, groups),
+        reporter=_reporter(ctx, config),
+        queue=CopyQueue(groups, pool, tree.unlock, event_maker(device)),
+        device=device,
+        # Copies go where forwards go; without overlap that is the current stream.
+        forward_stream=runner.forward_stream if has_overlap(ctx.server_args) else None,
+        tokenizer=ctx.tp_worker.tokenizer,
+        context_len=ctx.model_config.context_len,
+        page_size=ctx.params.page_size,
+    )
+    ranks: Any = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
+    guard.join(ranks, ctx.tp_rank, lambda: level(rooms.edits, rooms.desk, tree))
+
+
+def assemble(
+    tree: KvEditCache,
+    config: Config,
+    *,
+    facts: Mapping[str, str],
+    reporter: Reporter,
+    queue: CopyQueue,
+    device: Any,
+    forward_stream: Any,
+    tokenizer: Any,
+    context_len: int,
+    page_size: int,
+) -> Rooms:
+    """Build the rooms around a tree and equip it.
+
+    facts: what shapes KV bytes besides the tokens. context_len: in tokens, the model's.
+    """
+    pool_size: int = tree.token_to_kv_pool_allocator.size
 
     def identity_of(weight_epoch: int) -> str:
         return host_identity({**facts, "weight_epoch": str(weight_epoch)})
 
-    reporter = _reporter(ctx, config)
     edits = EditRoom(
         choose=tree.choose,
-        tokenizer=ctx.tp_worker.tokenizer,
+        tokenizer=tokenizer,
         config=config,
         page_size=page_size,
-        max_request_tokens=min(ctx.model_config.context_len, pool_size) - 1,
+        max_request_tokens=min(context_len, pool_size) - 1,
     )
     pins = PinBook(int(config.pin_fraction * pool_size), tree.lock, tree.unlock)
     registry = Registry(identity_of(0), config.retired_max, edits.decode)
     desk = SkillDesk(registry, pins, tree, reporter, config, page_size)
     donors = Donors(tree, desk, edits.paths, page_size)
     copies = CopyRunner(
-        CopyQueue(groups, pool, tree.unlock, event_maker(device)),
-        device,
-        # Copies go where forwards go; without overlap that is the current stream.
-        runner.forward_stream if has_overlap(ctx.server_args) else None,
-        on_unwritten=lambda segments: rooms.on_unwritten(segments),
+        queue, device, forward_stream, on_unwritten=lambda segments: rooms.on_unwritten(segments)
     )
     rooms = Rooms(
         config=config,
@@ -94,8 +123,7 @@ def _wire(ctx: TreeCacheBuildContext, tree: KvEditCache, config: Config) -> None
     )
     parts = Parts(donors=donors, copies=copies, pins=pins, reporter=reporter, listener=rooms)
     tree.equip(parts, rooms)
-    ranks: Any = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
-    guard.join(ranks, ctx.tp_rank, lambda: level(edits, desk, tree))
+    return rooms
 
 
 def _reporter(ctx: TreeCacheBuildContext, config: Config) -> Reporter:
