@@ -15,7 +15,6 @@ from sglang_patches import guard
 from tests.unit.small_host import FINISH_ABORT, Served, SmallHost
 
 HOOKS = (
-    "intake",
     "match_prefix",
     "init_load_back",
     "checkpoint",

@@ -76,7 +76,7 @@ def assemble(
     tree: KvEditCache,
     config: Config,
     *,
-    facts: Mapping[str, str],
+    facts: Mapping[str, str | None],
     reporter: Reporter,
     queue: CopyQueue,
     device: Any,
