@@ -14,6 +14,8 @@ from kvedit.errors import KvEditError
 from sglang_patches import guard
 from tests.unit.small_host import FINISH_ABORT, Served, SmallHost
 
+pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+
 HOOKS = (
     "match_prefix",
     "init_load_back",
