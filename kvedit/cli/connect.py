@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 
 from kvedit.client import Client
 
@@ -23,6 +24,15 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 def add_namespace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-salt", help="cache salt of the namespace")
     parser.add_argument("--extra-key", help="extra key of the namespace")
+
+
+def finish_command(
+    parser: argparse.ArgumentParser, func: Callable[[argparse.Namespace], int]
+) -> None:
+    """The arguments of a command on one namespace, and what runs it."""
+    add_namespace(parser)
+    add_connection(parser)
+    parser.set_defaults(func=func)
 
 
 def connect(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Client:

@@ -7,7 +7,7 @@ import json
 import sys
 from typing import Any
 
-from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+from kvedit.cli.connect import connect, finish_command, namespace_of
 from kvedit.cli.table import print_table
 from kvedit.edit.proofs import CHOICES
 from kvedit.errors import Conflict
@@ -40,26 +40,20 @@ def add_parser(subparsers: Any) -> None:
     )
     add.add_argument("--shared", action="store_true", help="for every namespace")
     add.add_argument("--replace", action="store_true", help="take the place of other content")
-    _finish(add, _add)
+    finish_command(add, _add)
 
     listed = commands.add_parser("list", help="fields of a namespace, and the shared ones")
     listed.add_argument("--json", action="store_true", help="one JSON object per line")
-    _finish(listed, _list)
+    finish_command(listed, _list)
 
     show = commands.add_parser("show", help="one field as JSON")
     show.add_argument("name", help="of the namespace, else of the shared fields")
-    _finish(show, _show)
+    finish_command(show, _show)
 
     remove = commands.add_parser("remove", help="forget a field")
     remove.add_argument("name", help="a field of exactly this namespace")
     remove.add_argument("--shared", action="store_true", help="the shared field of that name")
-    _finish(remove, _remove)
-
-
-def _finish(parser: argparse.ArgumentParser, func: Any) -> None:
-    add_namespace(parser)
-    add_connection(parser)
-    parser.set_defaults(func=func)
+    finish_command(remove, _remove)
 
 
 def _add(args: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvedit.cli.connect import add_connection, add_namespace, connect, namespace_of
+from kvedit.cli.connect import connect, finish_command, namespace_of
 from kvedit.cli.table import print_table
 from kvedit.errors import BadRequest, Conflict
 
@@ -29,28 +29,22 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--seam", type=int, help="tokens recomputed at the front of each splice")
     add.add_argument("--replace", action="store_true", help="take the place of other content")
     add.add_argument("--memory", action="store_true", help="the text may hold declared fields")
-    _finish(add, _add)
+    finish_command(add, _add)
 
     listed = commands.add_parser("list", help="skills of a namespace, and the shared ones")
     listed.add_argument("--all", action="store_true", help="of all namespaces (admin)")
     listed.add_argument("--json", action="store_true", help="one JSON object per line")
-    _finish(listed, _list)
+    finish_command(listed, _list)
 
     show = commands.add_parser("show", help="one skill as JSON")
     show.add_argument("name", help="of the namespace, else of the shared skills")
-    _finish(show, _show)
+    finish_command(show, _show)
 
     remove = commands.add_parser("remove", help="retire a skill")
     remove.add_argument("name", help="a skill of exactly this namespace")
     remove.add_argument("--shared", action="store_true", help="the shared skill of that name")
     remove.add_argument("--purge", action="store_true", help="drop its cached paths as well")
-    _finish(remove, _remove)
-
-
-def _finish(parser: argparse.ArgumentParser, func: Any) -> None:
-    add_namespace(parser)
-    add_connection(parser)
-    parser.set_defaults(func=func)
+    finish_command(remove, _remove)
 
 
 def _add(args: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ Each tensor parallel rank holds one book and feeds it the same calls in the same
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,33 +14,24 @@ from kvedit.errors import BadRequest, Conflict, NotFound, QuotaExceeded
 from kvedit.fields.declaration import (
     VALUE,
     Declaration,
-    Where,
+    Terms,
     filled,
     fold,
     marker_of,
     text_problem,
 )
 from kvedit.namespace import SHARED
-from kvedit.request.strategy import Strategy
 
 MAX_FIELDS = 32  # per namespace
 Key = tuple[str, str]  # (namespace, name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
+class Field(Terms):
     """One declared field. ``number`` names it in ledgers and is never used again."""
 
     number: int  # from 1
-    name: str
     namespace: str  # a namespace tag, or SHARED
-    pattern: str  # one line with one {value}
-    strategy: Strategy
-    base: str | None
-    where: Where
-    anchor: str | None  # a line goes directly before its last occurrence; None: by the chat form
-    template: str
-    cross_request: bool  # a value seen in one conversation may be the base of another
 
     @property
     def prefix(self) -> str:
@@ -65,18 +57,7 @@ class Field:
 
     def view(self) -> dict[str, Any]:
         """The JSON object that clients see."""
-        return {
-            "name": self.name,
-            "field": self.number,
-            "pattern": self.pattern,
-            "strategy": self.strategy,
-            "base": self.base,
-            "where": self.where.to_json(),
-            "anchor": self.anchor,
-            "template": self.template,
-            "cross_request": self.cross_request,
-            "shared": self.namespace == SHARED,
-        }
+        return {**self.terms(), "field": self.number, "shared": self.namespace == SHARED}
 
     def says(self, declaration: Declaration) -> bool:
         """Whether ``declaration`` declares this very field."""
@@ -238,18 +219,8 @@ def _check_texts(field: Field, rivals: Sequence[Field], special_texts: Collectio
 
 
 def _field(declaration: Declaration, number: int, namespace: str) -> Field:
-    return Field(
-        number=number,
-        name=declaration.name,
-        namespace=namespace,
-        pattern=declaration.pattern,
-        strategy=declaration.strategy,
-        base=declaration.base,
-        where=declaration.where,
-        anchor=declaration.anchor,
-        template=declaration.template,
-        cross_request=declaration.cross_request,
-    )
+    terms = {term.name: getattr(declaration, term.name) for term in dataclasses.fields(Terms)}
+    return Field(number=number, namespace=namespace, **terms)
 
 
 def _unknown(name: str) -> NotFound:

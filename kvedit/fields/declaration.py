@@ -46,8 +46,13 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Declaration:
-    """A parsed POST /kvedit/fields. ``anchor`` None: the host's chat form says where."""
+class Terms:
+    """What a declaration and the field that it makes have in common.
+
+    pattern        one line with one {value}
+    anchor         a line goes directly before its last occurrence; None: the chat form says where
+    cross_request  a value seen in one conversation may be the base of another
+    """
 
     name: str
     pattern: str
@@ -57,13 +62,9 @@ class Declaration:
     anchor: str | None
     template: str
     cross_request: bool
-    cache_salt: str | None
-    extra_key: str | None
-    shared: bool
-    replace: bool
 
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``parse_declaration`` reads back, without the namespace."""
+    def terms(self) -> dict[str, Any]:
+        """As the JSON of a declaration and of a field's view has them."""
         return {
             "name": self.name,
             "pattern": self.pattern,
@@ -73,9 +74,21 @@ class Declaration:
             "anchor": self.anchor,
             "template": self.template,
             "cross_request": self.cross_request,
-            "shared": self.shared,
-            "replace": self.replace,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration(Terms):
+    """A parsed POST /kvedit/fields."""
+
+    cache_salt: str | None
+    extra_key: str | None
+    shared: bool
+    replace: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """The object that ``parse_declaration`` reads back, without the namespace."""
+        return {**self.terms(), "shared": self.shared, "replace": self.replace}
 
 
 def text_problem(value: str) -> str | None:

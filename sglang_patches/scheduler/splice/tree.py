@@ -30,7 +30,13 @@ from kvedit.skills.segment import State
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from sglang_patches.guard import boundary, trip
-from sglang_patches.scheduler.request_state import RequestState, ServedIds, planned, state_of
+from sglang_patches.scheduler.request_state import (
+    RequestState,
+    ServedIds,
+    key_of,
+    planned,
+    state_of,
+)
 from sglang_patches.scheduler.splice.parts import Parts
 from sglang_patches.scheduler.splice.realise import Splice
 
@@ -44,7 +50,7 @@ class KvEditCache(UnifiedRadixCache):
     owner: object = None
 
     def equip(self, parts: Parts, owner: object) -> None:
-        """Give the tree what it splices with. Until then it is the host's own."""
+        """Give the tree what it splices with, before any request comes."""
         self._parts, self.owner = parts, owner
 
     @property
@@ -97,15 +103,14 @@ class KvEditCache(UnifiedRadixCache):
 
     def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
         """(segment, why) of what the request could not compose if it were admitted now."""
-        key = RadixKey(req.origin_input_ids, req.extra_key, cache_salt=req.cache_salt)
-        return list(self._lost(self.choose(key, state.plan)))
+        return list(self._lost(self.choose(key_of(req, req.origin_input_ids), state.plan)))
 
     def _lost(self, choice: Choice) -> tuple[tuple[int, Refusal], ...]:
         gone = [(span.segment, self._refusal(span)) for span in choice.lost]
         return (*gone, *choice.unpaid)
 
     def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:
-        """Match without a request: nothing but recency changes."""
+        """Match without a request: nobody's state changes, nodes become recent and may be cut."""
         return super().match_prefix(MatchPrefixParams(key=_respelled(key, pieces)))
 
     def _composable(self, span: Span) -> bool:
