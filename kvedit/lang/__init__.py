@@ -40,7 +40,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvedit.lang.library import Registration, field, memory, options, register, report, skill
+from kvedit.lang.functions import Registration, field, memory, options, register, report, skill
 
 if TYPE_CHECKING:
     from sglang_patches.frontend.endpoint import Endpoint

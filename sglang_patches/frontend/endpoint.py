@@ -17,7 +17,7 @@ from sglang.lang.tracer import TracerProgramState
 
 from kvedit.client.transport import HttpTransport, Json, NoServer
 from kvedit.errors import Forbidden, KvEditError, Unsupported
-from kvedit.lang.library import LIBRARY, MAX_MEMORIES
+from kvedit.lang.functions import LIBRARY, MAX_MEMORIES
 from kvedit.lang.turn_marks import Message, probe, read_turn_marks
 from kvedit.request.options import parse_options
 

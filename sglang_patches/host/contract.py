@@ -33,17 +33,17 @@ def _symbol(path: str, parameters: str, use: str) -> Symbol:
 
 
 HOOKED = (
-    _symbol(_SCHEDULER + "_create_generation_req", "self recv_req args kwargs", "intake"),
-    _symbol(_SCHEDULER + "get_prefill_adder_class", "self", "admission"),
-    _symbol(_SCHEDULER + "get_output_streamer_class", "self", "streamer"),
-    _symbol(_SCHEDULER + "load_lora_adapter", "self recv_req", "epoch"),
-    _symbol(_SCHEDULER + "load_lora_adapter_from_tensors", "self recv_req", "epoch"),
-    _symbol(_SCHEDULER + "unload_lora_adapter", "self recv_req", "epoch"),
+    _symbol(_SCHEDULER + "_create_generation_req", "self recv_req args kwargs", "hooks.intake"),
+    _symbol(_SCHEDULER + "get_prefill_adder_class", "self", "hooks.admission"),
+    _symbol(_SCHEDULER + "get_output_streamer_class", "self", "hooks.streamer"),
+    _symbol(_SCHEDULER + "load_lora_adapter", "self recv_req", "hooks.weight_epoch"),
+    _symbol(_SCHEDULER + "load_lora_adapter_from_tensors", "self recv_req", "hooks.weight_epoch"),
+    _symbol(_SCHEDULER + "unload_lora_adapter", "self recv_req", "hooks.weight_epoch"),
     *(
         _symbol(
             "managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager." + name,
             "self recv_req",
-            "epoch",
+            "hooks.weight_epoch",
         )
         for name in (
             "update_weights_from_disk",
@@ -56,7 +56,7 @@ HOOKED = (
         "managers.scheduler_components.internal_state."
         "SchedulerInternalStateController.get_internal_state",
         "self recv_req",
-        "scheduler_rpc",
+        "commands.dispatch",
     ),
     _symbol(
         "managers.tp_worker.TpModelWorker.forward_batch_generation",
@@ -74,63 +74,71 @@ HOOKED = (
         "self tree_cache cow_mamba",
         "intake (which prompt is served), admission",
     ),
-    _symbol(_TOKENIZER + "generate_request", "self obj request", "http.intake"),
-    _symbol(_TOKENIZER + "_handle_abort_finish_reason", "self out state is_stream", "http.reports"),
+    _symbol(_TOKENIZER + "generate_request", "self obj request", "http.gate"),
+    _symbol(
+        _TOKENIZER + "_handle_abort_finish_reason",
+        "self out state is_stream",
+        "http.answers.reports",
+    ),
     *(
         _symbol(f"entrypoints.{path}", "self request raw_request", use)
         for path, use in (
-            ("openai.serving_base.OpenAIServingBase.handle_request", "http.openai"),
-            ("anthropic.serving.AnthropicServing.handle_messages", "http.otherids"),
-            ("ollama.serving.OllamaServing.handle_chat", "http.otherids"),
-            ("ollama.serving.OllamaServing.handle_generate", "http.otherids"),
+            ("openai.serving_base.OpenAIServingBase.handle_request", "http.answers.openai"),
+            ("anthropic.serving.AnthropicServing.handle_messages", "http.answers.other_ids"),
+            ("ollama.serving.OllamaServing.handle_chat", "http.answers.other_ids"),
+            ("ollama.serving.OllamaServing.handle_generate", "http.answers.other_ids"),
         )
     ),
     _symbol(
         _TOKENIZER + "update_request_meta_info",
         "self meta_info state customized_info index finish_reason",
-        "http.reports",
+        "http.answers.reports",
     ),
     _symbol(
         "utils.request_logger.RequestLogger.log_openai_received_request",
         "self obj request",
-        "http.requestlog",
+        "http.request.request_log",
     ),
 )
 
 CALLED = (
-    _symbol(_CACHE + "match_prefix", "self params", "cache"),
-    _symbol(_CACHE + "init_load_back", "self params", "cache"),
-    _symbol(_CACHE + "load_back_is_cache_owned", "self", "cache"),
-    _symbol(_CACHE + "checkpoint_into_tree", "self req up_to kwargs", "cache"),
-    _symbol(_CACHE + "inc_host_lock_ref", "self node_id", "cache"),
-    _symbol(_CACHE + "dec_host_lock_ref", "self node_id params", "cache"),
-    _symbol(_CACHE + "reset", "self", "cache"),
-    _symbol(_CACHE + "sanity_check", "self", "cache"),
-    _symbol(_CACHE + "evict_for_alloc", "self params allocation_reclaim_satisfied", "cache"),
+    _symbol(_CACHE + "match_prefix", "self params", "splice.tree"),
+    _symbol(_CACHE + "init_load_back", "self params", "splice.tree"),
+    _symbol(_CACHE + "load_back_is_cache_owned", "self", "splice.tree"),
+    _symbol(_CACHE + "checkpoint_into_tree", "self req up_to kwargs", "splice.tree"),
+    _symbol(_CACHE + "inc_host_lock_ref", "self node_id", "splice.tree"),
+    _symbol(_CACHE + "dec_host_lock_ref", "self node_id params", "splice.tree"),
+    _symbol(_CACHE + "reset", "self", "splice.tree"),
+    _symbol(_CACHE + "sanity_check", "self", "splice.tree"),
+    _symbol(_CACHE + "evict_for_alloc", "self params allocation_reclaim_satisfied", "splice.tree"),
     _symbol(_CACHE + "insert", "self params", "realise"),
     _symbol(_CACHE + "lock", "self node_id skip_lock_components", "realise, donors, pins"),
     _symbol(_CACHE + "unlock", "self lock", "realise, donors, pins"),
     _symbol(_CACHE + "path_device_indices", "self node", "realise, donors"),
-    _symbol(_CACHE + "all_values_flatten", "self", "audit"),
+    _symbol(_CACHE + "all_values_flatten", "self", "commands.audit"),
     _symbol("mem_cache.common.evict_from_tree_cache", "tree_cache num_tokens", "realise"),
-    _symbol("mem_cache.common.checkpoint_kv_cache", "req tree_cache", "cache (call site)"),
-    _symbol("mem_cache.registry.create_unified_radix_cache", "ctx cache_class", "cache"),
+    _symbol("mem_cache.common.checkpoint_kv_cache", "req tree_cache", "splice.tree (call site)"),
+    _symbol("mem_cache.registry.create_unified_radix_cache", "ctx cache_class", "wiring.build"),
     _symbol("mem_cache.registry.register_radix_cache_backend", "name factory", "plugin"),
     _symbol(
         "mem_cache.radix_cache.RadixKey.__init__",
         "self token_ids extra_key is_bigram limit cache_salt",
-        "cache, donors, realise",
+        "splice.tree, donors, realise, desk, request_state",
     ),
-    _symbol(_ADDER + "add_one_req", "self req has_chunked_req truncation_align_size", "admission"),
-    _symbol(_ADDER + "add_chunked_req", "self req", "admission"),
+    _symbol(
+        _ADDER + "add_one_req", "self req has_chunked_req truncation_align_size", "hooks.admission"
+    ),
+    _symbol(_ADDER + "add_chunked_req", "self req", "hooks.admission"),
     _symbol(
         _ADDER + "_select_prefill_admission",
         "self req total_tokens host_hit_length swa_host_hit_length truncation_align_size "
         "has_chunked_req",
-        "admission",
+        "hooks.admission",
     ),
     _symbol(
-        _ADDER + "_commit_prefill_admission", "self req admission mamba_gap_reserve", "admission"
+        _ADDER + "_commit_prefill_admission",
+        "self req admission mamba_gap_reserve",
+        "hooks.admission",
     ),
     _symbol(
         "mem_cache.prefill_budget.PrefillBudget.reserve",
@@ -140,19 +148,19 @@ CALLED = (
     _symbol(
         "managers.schedule_batch.Req.set_finish_with_abort",
         "self error_msg status_code err_type",
-        "intake",
+        "hooks.intake",
     ),
     _symbol(
         "managers.scheduler_components.output_streamer."
         "SchedulerOutputStreamer.is_request_level_customized_info_key",
         "self key",
-        "streamer",
+        "hooks.streamer",
     ),
     _symbol(
         "managers.scheduler_components.output_streamer."
         "SchedulerOutputStreamer.build_additional_customized_info",
         "self reqs",
-        "streamer",
+        "hooks.streamer",
     ),
 )
 

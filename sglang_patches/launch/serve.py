@@ -1,7 +1,8 @@
 """`python -m sglang_patches.serve`: the SGLang server with kvedit, on GPU and CPU hosts.
 
-The module body prepares the host before anything imports sglang. Spawned children import this
-module again as their main module, so they are prepared the same way.
+The module body prepares the host before anything imports sglang. Spawned children import the
+door, `sglang_patches.serve`, again as their main module, and with it this one: they are prepared
+the same way.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Paths(Protocol):
     """A tree of cached paths, and locks on their nodes."""
 
     def match_prefix(self, params: MatchPrefixParams) -> MatchResult:
-        """Nothing but recency changes."""
+        """What is cached of a key. Nodes become recent and may be cut; no slot changes hands."""
 
     def path_device_indices(self, node: Any) -> torch.Tensor:
         """int64 slots of the whole path that ends in ``node``."""

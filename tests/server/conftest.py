@@ -30,6 +30,7 @@ def is_in_shard(item: pytest.Item) -> bool:
     """KVEDIT_TEST_SHARD "0/2": tests of the base configuration, about half of the time; "1/2": all
     others. Without it every test."""
     shard = os.environ.get("KVEDIT_TEST_SHARD")
+    assert shard in (None, "0/2", "1/2"), f"expected a shard 0/2 or 1/2, got {shard!r}"
     is_base = config_of(item) == BASE and not runs_last(item)
     return shard is None or shard == ("0/2" if is_base else "1/2")
 

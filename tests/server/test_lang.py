@@ -10,7 +10,7 @@ import sglang as sgl
 from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from kvedit import Client, lang
-from kvedit.lang.library import LIBRARY
+from kvedit.lang.functions import LIBRARY
 from tests.server.harness import Server, fresh_name
 from tests.server.texts import english
 

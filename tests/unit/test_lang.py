@@ -15,7 +15,7 @@ from sglang.lang.backend.runtime_endpoint import RuntimeEndpoint
 
 from kvedit import lang
 from kvedit.errors import BadRequest, NotFound, Unsupported
-from kvedit.lang import library
+from kvedit.lang import functions
 from kvedit.request.options import parse_options
 
 POLICY = "Refunds take five days.\n"
@@ -114,8 +114,8 @@ def url(stand_in: tuple[StandIn, str]) -> str:
 def own_library(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang_patches.frontend import endpoint as host
 
-    own = library.Library()
-    monkeypatch.setattr(library, "LIBRARY", own)
+    own = functions.Library()
+    monkeypatch.setattr(functions, "LIBRARY", own)
     monkeypatch.setattr(host, "LIBRARY", own)
 
 
@@ -384,10 +384,10 @@ def test_a_memory_that_is_refused_stays_plain_text(
 
 
 def test_memories_are_bounded(url: str) -> None:
-    for i in range(library.MAX_MEMORIES + 1):
+    for i in range(functions.MAX_MEMORIES + 1):
         lang.memory(f"m{i}", f"text {i}.")
-    assert library.LIBRARY.memories_in("text 0.", {}) == {}
-    assert library.LIBRARY.memories_in("text 1.", {}) == {"m1": "text 1."}
+    assert functions.LIBRARY.memories_in("text 0.", {}) == {}
+    assert functions.LIBRARY.memories_in("text 1.", {}) == {"m1": "text 1."}
 
 
 def test_a_template_without_system_must_be_named(server: StandIn, url: str) -> None:

@@ -49,7 +49,7 @@ DOORS = {
     ("kvedit", "kvedit.client"),
     ("kvedit.client.transport", "sglang_patches.http.admin"),
     ("kvedit.lang", "sglang_patches.frontend"),
-    ("kvedit.lang.library", "sglang_patches.frontend"),
+    ("kvedit.lang.functions", "sglang_patches.frontend"),
     ("sglang_patches.scheduler.commands.dispatch", "sglang_patches.scheduler.testing"),
 }
 # The HTTP process and the scheduler's meet in commands, which are JSON; nothing is imported.

@@ -1,5 +1,5 @@
 """Which prompt a request is served with, and what becomes of its turn.
 
-Called by: the intake and admission hooks; the tree, when a request ends.
+Called by: the intake hook, `wiring` when a request ends, commands about fields.
 May touch: it reads the tree and writes the ledger.
 """

@@ -1,5 +1,6 @@
 """Metrics and events.
 
 Called by: every room of the scheduler.
-May touch: what goes wrong in here is counted and changes no decision.
+May touch: counters, events, the refusals in a request's report. An error in an export or an event
+is counted and decides nothing.
 """

@@ -29,7 +29,7 @@ class Reporter:
             self.publisher.publish(kind, **fields)
 
     def refuse(self, state: RequestState, refusals: Sequence[Refusal]) -> None:
-        """Count and report spans that are served plainly; each reason once a request."""
+        """Count and report spans that are served plainly; each refusal once a request."""
         for refusal in refusals:
             if refusal in state.split.refused:
                 continue
