@@ -44,7 +44,7 @@ setup(
     package_data={"kvedit.workbench.demo": ["data/*.md"]},
     ext_modules=EXT_MODULES,
     cmdclass=CMDCLASS,
-    install_requires=["sglang==0.5.23", "numpy", "orjson", "pyzmq"],
+    install_requires=["sglang==0.5.23", "msgspec", "numpy", "orjson", "pyzmq"],
     extras_require={
         "dev": [
             "pytest",

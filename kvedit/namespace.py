@@ -66,3 +66,8 @@ def is_unicode(text: str) -> bool:
 
 def _kind(value: object) -> str:
     return "null" if value is None else type(value).__name__
+
+
+def may_meet(one: str, other: str) -> bool:
+    """Whether things of the two namespaces can stand in one request."""
+    return one == other or SHARED in (one, other)

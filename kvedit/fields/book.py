@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from kvedit.errors import BadRequest, Conflict, NotFound, QuotaExceeded
 from kvedit.fields.declaration import (
@@ -20,7 +19,7 @@ from kvedit.fields.declaration import (
     marker_of,
     text_problem,
 )
-from kvedit.namespace import SHARED
+from kvedit.namespace import SHARED, may_meet
 
 MAX_FIELDS = 32  # per namespace
 Key = tuple[str, str]  # (namespace, name)
@@ -54,10 +53,6 @@ class Field(Terms):
         """The erratum line that says ``value``; no line break in it or at its end."""
         before, behind = filled(self.template, self.name, self.pattern)
         return before + value + behind
-
-    def view(self) -> dict[str, Any]:
-        """The JSON object that clients see."""
-        return {**self.terms(), "field": self.number, "shared": self.namespace == SHARED}
 
     def says(self, declaration: Declaration) -> bool:
         """Whether ``declaration`` declares this very field."""
@@ -200,7 +195,7 @@ def value_problem(
 
 def share_requests(one: Field, other: Field) -> bool:
     """Whether a request's namespace can see both."""
-    return one.namespace == other.namespace or SHARED in (one.namespace, other.namespace)
+    return may_meet(one.namespace, other.namespace)
 
 
 def _check_texts(field: Field, rivals: Sequence[Field], special_texts: Collection[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import unicodedata
 from dataclasses import dataclass
-from typing import Any
 
 from kvedit.request.strategy import Strategy
 
@@ -33,11 +32,6 @@ class Where:
     occurrence: int = 1
     within: int | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        if self.role is None:
-            return {"within": self.within}
-        return {"role": self.role, "occurrence": self.occurrence}
-
     def may_meet(self, other: Where) -> bool:
         """Whether some prompt has a text that lies in both regions."""
         if self.role is None or other.role is None:
@@ -63,19 +57,6 @@ class Terms:
     template: str
     cross_request: bool
 
-    def terms(self) -> dict[str, Any]:
-        """As the JSON of a declaration and of a field's view has them."""
-        return {
-            "name": self.name,
-            "pattern": self.pattern,
-            "strategy": self.strategy,
-            "base": self.base,
-            "where": self.where.to_json(),
-            "anchor": self.anchor,
-            "template": self.template,
-            "cross_request": self.cross_request,
-        }
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration(Terms):
@@ -85,10 +66,6 @@ class Declaration(Terms):
     extra_key: str | None
     shared: bool
     replace: bool
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that ``parse_declaration`` reads back, without the namespace."""
-        return {**self.terms(), "shared": self.shared, "replace": self.replace}
 
 
 def text_problem(value: str) -> str | None:

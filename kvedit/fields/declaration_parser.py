@@ -28,22 +28,11 @@ from kvedit.fields.declaration import (
     text_problem,
 )
 from kvedit.namespace import parse_namespace
+from kvedit.request.bodies import FieldBody, keys_of
 from kvedit.request.strategy import STRATEGIES, Strategy
 
 _LARGEST = 2**31  # keeps every later sum of token counts in int64
-_KEYS = (
-    "name",
-    "pattern",
-    "strategy",
-    "base",
-    "where",
-    "anchor",
-    "template",
-    "cross_request",
-    "namespace",
-    "shared",
-    "replace",
-)
+_KEYS = keys_of(FieldBody)
 
 
 def parse_declaration(body: object) -> Declaration:

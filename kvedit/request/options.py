@@ -11,6 +11,7 @@ from typing import Any, Literal, NoReturn, cast
 from kvedit.checks import MAX_NAME_CHARS
 from kvedit.errors import BadRequest
 from kvedit.namespace import is_unicode
+from kvedit.request.bodies import OptionsBody, keys_of
 from kvedit.request.strategy import STRATEGIES, Strategy
 
 Splice = Literal["auto", "off", "require"]
@@ -21,18 +22,7 @@ MAX_NAMES = 256
 MAX_CONVERSATION_CHARS = 128
 MAX_RECOMPUTED = 4096  # tokens
 _MODES = ("auto", "off", "require")
-_KEYS = (
-    "conversation",
-    "edits",
-    "exact",
-    "repair",
-    "report",
-    "seam",
-    "skills",
-    "splice",
-    "strategy",
-    "topk",
-)
+_KEYS = keys_of(OptionsBody)
 
 
 _SEALED = "sealed"

@@ -11,14 +11,14 @@ nothing here reads a clock or a random number.
 
 from __future__ import annotations
 
-from array import array
 from dataclasses import dataclass
 from typing import Literal
 
 from kvedit.checks import check_name, check_seam
 from kvedit.errors import BadRequest, Conflict, NotFound
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.segment import Segment, Skill, State
-from kvedit.skills.shelf import Key, Shelf, unknown
+from kvedit.skills.shelf import Shelf, unknown
 
 RecompileOutcome = Literal["compile", "busy", "gone", "ready"]
 
@@ -36,32 +36,21 @@ class Registry(Shelf):
 
     # ---- declaring
 
-    def declare(
-        self,
-        *,
-        name: str,
-        namespace: str,
-        token_ids: array[int],
-        compile_prefix: array[int],
-        seam: int | None,
-        pin: bool,
-        replace: bool,
-        rid: str,
-        memory: bool = False,
-    ) -> Declared:
+    def declare(self, declaration: SkillDeclaration, rid: str) -> Declared:
         """Register content under a name, or find it registered.
 
         Raises BadRequest (name, seam, no tokens), Conflict (other content and no ``replace``, or
         a ``rid`` in flight).
         """
+        name, ids = declaration.name, declaration.token_ids
         check_name(name)
-        check_seam(seam, len(token_ids))
+        check_seam(declaration.seam, len(ids))
         self._check_new_rid(rid)
-        if not token_ids:
+        if not ids:
             raise BadRequest(f"kvedit: skill {name!r}: expected at least 1 token, got 0")
-        current = self._current.get((namespace, name))
-        same = current is not None and current.segment.has_content(token_ids, compile_prefix)
-        if current is not None and not same and not replace:
+        current = self._current.get(declaration.key)
+        same = current is not None and current.segment.has_content(declaration)
+        if current is not None and not same and not declaration.replace:
             raise Conflict(
                 f"kvedit: skill {name!r}: expected the content of version "
                 f"{current.segment.version} or replace=true, got other content"
@@ -71,12 +60,10 @@ class Registry(Shelf):
         else:
             if current is not None:
                 self._retire(current)
-            skill = self._revive((namespace, name), token_ids, compile_prefix) or self._create(
-                (namespace, name), token_ids, compile_prefix
-            )
+            skill = self._revive(declaration) or self._create(declaration)
             self._trim_retired()
-        skill.pin, skill.memory = pin, memory
-        self._set_seam(skill, seam)
+        skill.pin, skill.memory = declaration.pin, declaration.memory
+        self._set_seam(skill, declaration.seam)
         if skill.state in (State.READY, State.COMPILING):
             return Declared("exists", skill)
         self._start_compile(skill, rid)
@@ -194,16 +181,14 @@ class Registry(Shelf):
 
     # ---- inside
 
-    def _revive(self, key: Key, token_ids: array[int], compile_prefix: array[int]) -> Skill | None:
+    def _revive(self, declaration: SkillDeclaration) -> Skill | None:
         """A retired segment with this very content comes back under its number. A second
         segment would never win a match against it: on a tie the lowest number wins."""
-        for skill in self._of_key(key):
-            if skill.state is State.RETIRED and skill.segment.has_content(
-                token_ids, compile_prefix
-            ):
+        for skill in self._of_key(declaration.key):
+            if skill.state is State.RETIRED and skill.segment.has_content(declaration):
                 # a compile that was in flight when it was retired is still the compile
                 skill.state = State.COMPILING if skill.rid is not None else State.EVICTED
-                self._current[key] = skill
+                self._current[declaration.key] = skill
                 return skill
         return None
 

@@ -6,7 +6,7 @@ import enum
 from array import array
 from dataclasses import dataclass
 
-from kvedit.namespace import SHARED
+from kvedit.skills.declaration import SkillDeclaration
 
 
 class State(str, enum.Enum):
@@ -37,8 +37,9 @@ class Segment:
     def num_tokens(self) -> int:
         return len(self.token_ids)
 
-    def has_content(self, token_ids: array[int], compile_prefix: array[int]) -> bool:
-        return self.token_ids == token_ids and self.compile_prefix == compile_prefix
+    def has_content(self, declaration: SkillDeclaration) -> bool:
+        mine = self.token_ids, self.compile_prefix
+        return mine == (declaration.token_ids, declaration.compile_prefix)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -65,21 +66,3 @@ class Skill:
     def matchable(self) -> bool:
         """Prompts are searched for it (whether a match may be spliced is ``state``'s matter)."""
         return self.state is not State.FAILED
-
-    def view(self) -> dict[str, object]:
-        """The JSON object that clients see."""
-        segment = self.segment
-        return {
-            "name": segment.name,
-            "id": segment.identity,
-            "segment": segment.number,
-            "version": segment.version,
-            "num_tokens": segment.num_tokens,
-            "state": self.state.value,
-            "shared": segment.namespace == SHARED,
-            "pinned": self.pinned,
-            "memory": self.memory,
-            "seam": segment.seam,
-            "uses": self.num_uses,
-            "reason": self.failed_reason,
-        }

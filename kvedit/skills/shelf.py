@@ -10,6 +10,7 @@ from typing import TypeAlias
 from kvedit.errors import NotFound
 from kvedit.identity import segment_identity
 from kvedit.namespace import SHARED
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.matcher import MAX_SKIPPED_TOKENS, Matcher
 from kvedit.skills.segment import Segment, Skill, State
 
@@ -80,18 +81,19 @@ class Shelf:
 
     # ---- keeping
 
-    def _create(self, key: Key, token_ids: array[int], compile_prefix: array[int]) -> Skill:
+    def _create(self, declaration: SkillDeclaration) -> Skill:
         self._last_number += 1
-        namespace, name = key
+        ids, prefix = declaration.token_ids[:], declaration.compile_prefix[:]  # the caller's stay
+        key = declaration.key
         segment = Segment(
             number=self._last_number,
-            name=name,
-            namespace=namespace,
-            token_ids=token_ids[:],  # the caller keeps its own array
-            compile_prefix=compile_prefix[:],
+            name=declaration.name,
+            namespace=declaration.namespace,
+            token_ids=ids,
+            compile_prefix=prefix,
             version=1 + max((s.segment.version for s in self._of_key(key)), default=0),
             seam=None,
-            identity=self._identity(namespace, token_ids, compile_prefix),
+            identity=self._identity(declaration.namespace, ids, prefix),
         )
         skill = Skill(segment=segment, state=State.EVICTED, last_used=self._tick())
         self._skills[segment.number] = self._current[key] = skill

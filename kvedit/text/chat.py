@@ -7,9 +7,8 @@ a text can never become is the first message, and only the first can be a system
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -40,29 +39,6 @@ class ChatForm:
     @property
     def roles(self) -> frozenset[str]:
         return frozenset(role for role, _ in self.openers)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON types; ``from_json`` reads them back to an equal form."""
-        return {
-            "openers": [[role, list(ids)] for role, ids in self.openers],
-            "closers": [[role, list(ids)] for role, ids in self.closers],
-            "suffixes": [list(ids) for ids in self.suffixes],
-            "leads": [[role, list(ids)] for role, ids in self.leads],
-            "heads": [list(ids) for ids in self.heads],
-            "lacking": [list(pair) for pair in self.lacking],
-        }
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> ChatForm:
-        """Raises KeyError, TypeError or ValueError for anything ``to_json`` does not make."""
-        return cls(
-            openers=_marks(value["openers"]),
-            closers=_marks(value["closers"]),
-            suffixes=tuple(_ids(ids) for ids in value["suffixes"]),
-            leads=_marks(value["leads"]),
-            heads=tuple(_ids(ids) for ids in value["heads"]),
-            lacking=tuple((str(role), str(why)) for role, why in value["lacking"]),
-        )
 
 
 def messages(form: ChatForm, ids: Sequence[int]) -> list[Message]:
@@ -147,11 +123,3 @@ def _content_stop(
         if mark >= start and _longest_at(ends, ids, mark) is not None:
             return mark
     return len(ids)
-
-
-def _marks(value: Any) -> Marks:
-    return tuple((str(role), _ids(ids)) for role, ids in value)
-
-
-def _ids(value: Any) -> Ids:
-    return tuple(int(i) for i in value)

@@ -18,9 +18,9 @@ _LOGGER = "sglang.srt.utils.request_logger.RequestLogger"
 def register_http_hooks(registry: Any, hook_type: Any) -> None:
     """Register every hook of this process. ``registry`` and ``hook_type`` are the host's own."""
     from sglang_patches.http import decoding, gate
-    from sglang_patches.http.admin import auth
     from sglang_patches.http.answers import openai, other_ids, reports
     from sglang_patches.http.request import request_log
+    from sglang_patches.http.services import auth
 
     around = {
         f"{_MANAGER}.generate_request": gate.generate_request,
@@ -47,9 +47,9 @@ def _add_routes(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: 
     """BEFORE ``_setup_and_run_http_server``: an error here stops the start-up."""
     from sglang.srt.entrypoints import http_server
 
-    from sglang_patches.http.admin.auth import Door
     from sglang_patches.http.admin.routes import add_routes
-    from sglang_patches.http.admin.skill_service import is_enabled, service_of
+    from sglang_patches.http.services.auth import Door
+    from sglang_patches.http.services.skill_service import is_enabled, service_of
 
     if not is_enabled(tokenizer_manager):
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvedit.errors import BadRequest
-from sglang_patches.http.admin.skill_service import is_enabled
+from sglang_patches.http.services.skill_service import is_enabled
 
 _FREE = ("sampling_params", "session_params")  # what HTTP leaves untyped
 

@@ -9,14 +9,14 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
-from sglang_patches.http.admin import compile_request
-from sglang_patches.http.admin.skill_service import is_enabled, service_of
 from sglang_patches.http.answers.by_request import Answer, answer_of, answered
 from sglang_patches.http.answers.reports import Refused
 from sglang_patches.http.request import conversation
 from sglang_patches.http.request.conversation import handed_out
 from sglang_patches.http.request.strings import check_strings
 from sglang_patches.http.request.wishes import settled
+from sglang_patches.http.services import compile_request
+from sglang_patches.http.services.skill_service import is_enabled, service_of
 
 _ID_LISTS = (list, tuple, array)
 

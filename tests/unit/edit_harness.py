@@ -24,6 +24,7 @@ from kvedit.fields.book import FieldBook
 from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.request.options import Options
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.registry import Registry
 from kvedit.splice.planner import PlanLimits, plan_spans
 from kvedit.splice.spans import Plan, Span, served_ids
@@ -103,16 +104,14 @@ class FakeServer:
 
     def add_skill(self, text: str) -> None:
         ids = self.tokens.encode(text)
-        skill = self.registry.declare(
+        declaration = SkillDeclaration(
             name="skill",
             namespace=SHARED,
             token_ids=ids,
             compile_prefix=array("q"),
-            seam=None,
-            pin=False,
             replace=True,
-            rid="rid",
-        ).skill
+        )
+        skill = self.registry.declare(declaration, "rid").skill
         self.registry.compiled("rid")
         self.tree.insert(Cached(skill.number, ids, ids, [frozenset()] * len(ids)))
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from kvedit.config import Config
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit_kernels import PoolGroup
 from sglang_patches import cpu
 
@@ -199,19 +200,15 @@ class SmallHost:
     # ---- skills
 
     def register(self, name: str, ids: Sequence[int], **fields: Any) -> Any:
-        """Declare and compile a skill. ``fields``: of ``SkillDesk.declare``."""
+        """Declare and compile a skill. ``fields``: of a SkillDeclaration."""
         rid = f"compile-{next(self._rids)}"
-        declared = self.rooms.desk.declare(
+        declaration = SkillDeclaration(
             name=name,
-            namespace=fields.pop("namespace", "shared"),
             token_ids=array("q", ids),
             compile_prefix=array("q"),
-            seam=fields.pop("seam", None),
-            pin=fields.pop("pin", False),
-            replace=fields.pop("replace", False),
-            memory=False,
-            rid=rid,
+            **{"namespace": "shared", **fields},
         )
+        declared = self.rooms.desk.declare(declaration, rid)
         if declared.outcome == "compile":
             self.run(list(ids), rid=rid, num_new=1)
         return declared.skill

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from array import array
 
+import msgspec
 import pytest
 
 from kvedit.errors import Unsupported
@@ -183,7 +183,7 @@ def test_many_control_tokens_in_a_row_are_read_in_linear_time(cases):
 @pytest.mark.parametrize("name", ROLES)
 def test_a_form_survives_json(cases, name):
     form = cases(name).form
-    assert ChatForm.from_json(json.loads(json.dumps(form.to_json()))) == form
+    assert msgspec.json.decode(msgspec.json.encode(form), type=ChatForm) == form
 
 
 def test_a_form_of_text_alone_is_refused_with_all_reasons(default_model_dir):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from kvedit.namespace import SHARED
 from kvedit.request.options import Options
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.registry import Registry
 from kvedit.splice.planner import PlanLimits, plan_spans
 
@@ -29,9 +30,9 @@ def registry_of(*contents, ready=True, **fields):
 
 
 def declare(registry, name, content, *, ready=True, **fields):
-    options = {"namespace": SHARED, "compile_prefix": array("q"), "seam": None, "pin": False}
-    options |= {"replace": True, "rid": f"rid-{name}-{registry.version}"} | fields
-    skill = registry.declare(name=name, token_ids=content, **options).skill
+    options = {"namespace": SHARED, "compile_prefix": array("q"), "replace": True} | fields
+    declaration = SkillDeclaration(name=name, token_ids=content, **options)
+    skill = registry.declare(declaration, f"rid-{name}-{registry.version}").skill
     if ready:
         registry.compiled(skill.rid)
     return skill

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvedit.checks import check_ids, check_name, check_seam
 from kvedit.errors import BadRequest, Conflict, NotFound
 from kvedit.namespace import SHARED
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.registry import Registry
 from kvedit.skills.segment import State
 
@@ -25,16 +26,10 @@ def text(seed, num_tokens=20):
 
 
 def declare(registry, name="policy", content=None, **changes):
-    fields = {
-        "namespace": NS,
-        "compile_prefix": ids(),
-        "seam": None,
-        "pin": False,
-        "replace": False,
-        "rid": f"rid-{len(registry.all())}-{registry.version}-{name}",
-    }
+    rid = changes.pop("rid", f"rid-{len(registry.all())}-{registry.version}-{name}")
     content = text(1) if content is None else content
-    return registry.declare(name=name, token_ids=content, **{**fields, **changes})
+    fields = {"namespace": NS, "compile_prefix": ids()} | changes
+    return registry.declare(SkillDeclaration(name=name, token_ids=content, **fields), rid)
 
 
 def ready(registry, name="policy", content=None, **changes):
@@ -184,11 +179,11 @@ def test_a_first_compile_that_fails_leaves_a_failed_skill(registry):
     version = registry.version
     registry.failed("r1", "pool too small")
     assert (skill.state, skill.failed_reason) == (State.FAILED, "pool too small")
-    assert skill.view()["reason"] == "pool too small"
+    assert skill.failed_reason == "pool too small"
     assert registry.matchable(NS) == [] and registry.version > version
     again = declare(registry, rid="r2")
     assert (again.outcome, again.skill) == ("compile", skill)
-    assert registry.compiled("r2").view()["reason"] is None
+    assert registry.compiled("r2").failed_reason is None
 
 
 def test_a_recompile_that_fails_leaves_the_skill_evicted_and_matchable(registry):

@@ -1,5 +1,5 @@
-"""The /kvedit routes: rights, bodies, the services behind them, recompiles.
+"""The /kvedit routes: on the server's port, in its /openapi.json, and without HTTP.
 
-Called by: the hooks of `http`, its gate, and `kvedit.client` inside an engine.
-May touch: it meets the scheduler in commands only.
+Called by: the hooks of `http`, and `kvedit.client` inside an engine.
+May touch: requests and answers; the services do the work.
 """

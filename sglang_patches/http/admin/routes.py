@@ -4,102 +4,46 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
-import orjson
+import msgspec
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from kvedit.errors import BadRequest, KvEditError
 from kvedit.namespace import MAX_SALT_CHARS
-from sglang_patches.http.admin.auth import Caller, Door, Role, is_local
-from sglang_patches.http.admin.body import read_json
-from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.http.admin.openapi import add_to_openapi
+from sglang_patches.http.admin.table import ROUTES, TESTING, Asked, Route
+from sglang_patches.http.services.auth import Caller, Door, Role, is_local
+from sglang_patches.http.services.body import read_json
+from sglang_patches.http.services.skill_service import SkillService
 
 logger = logging.getLogger(__name__)
-
-Answer = Callable[[Request, Caller], Awaitable[Any]]
 
 
 def add_routes(app: FastAPI, service: SkillService, door: Door) -> None:
     """Add every route. Must run before the host decides whether it needs its key check."""
-    fields = service.fields
-
-    async def register(request: Request, caller: Caller) -> Any:
-        return await service.register(await read_json(request), caller)
-
-    async def listed(request: Request, caller: Caller) -> Any:
-        return await service.listed(caller, everything=_flag(request, "all"))
-
-    async def show(request: Request, caller: Caller) -> Any:
-        return await service.show(request.path_params["name"], caller)
-
-    async def remove(request: Request, caller: Caller) -> Any:
-        return await service.remove(
-            request.path_params["name"],
-            caller,
-            shared=_flag(request, "shared"),
-            purge=_flag(request, "purge"),
-        )
-
-    async def declare(request: Request, caller: Caller) -> Any:
-        caller.require_admin("fields")  # before a body of megabytes is read
-        body = await read_json(request)
-        return await service.declare(body, caller, lambda: request.app.state.openai_serving_chat)
-
-    async def fields_listed(request: Request, caller: Caller) -> Any:
-        return await fields.listed(caller)
-
-    async def field(request: Request, caller: Caller) -> Any:
-        return await fields.show(request.path_params["name"], caller)
-
-    async def undeclare(request: Request, caller: Caller) -> Any:
-        name, shared = request.path_params["name"], _flag(request, "shared")
-        return await fields.remove(name, caller, shared=shared)
-
-    async def status(request: Request, caller: Caller) -> Any:
-        return await service.status(caller)
-
-    async def report(request: Request, caller: Caller) -> Any:
-        return service.request_report(request.path_params["request_id"], caller)
-
-    async def tree(request: Request, caller: Caller) -> Any:
-        return await service.tree(caller)
-
-    async def audit(request: Request, caller: Caller) -> Any:
-        return await service.audit(caller)
-
-    async def testing(request: Request, caller: Caller) -> Any:
-        return await service.testing(await read_json(request), caller)
-
-    if service.config.testing:
-        app.router.add_route("/kvedit/testing", _endpoint(testing, door), methods=["POST"])
-    for method, path, answer in (
-        ("POST", "/kvedit/skills", register),
-        ("GET", "/kvedit/skills", listed),
-        ("GET", "/kvedit/skills/{name:path}", show),
-        ("DELETE", "/kvedit/skills/{name:path}", remove),
-        ("POST", "/kvedit/fields", declare),
-        ("GET", "/kvedit/fields", fields_listed),
-        ("GET", "/kvedit/fields/{name:path}", field),
-        ("DELETE", "/kvedit/fields/{name:path}", undeclare),
-        ("GET", "/kvedit/status", status),
-        ("GET", "/kvedit/requests/{request_id:path}", report),
-        ("GET", "/kvedit/tree", tree),
-        ("GET", "/kvedit/audit", audit),
-    ):
+    for route in (*ROUTES, TESTING) if service.config.testing else ROUTES:
         # a Starlette route: FastAPI would read and parse the body before our limits
-        app.router.add_route(path, _endpoint(answer, door), methods=[method])
+        app.router.add_route(
+            route.path.replace("{name}", "{name:path}"),
+            _endpoint(route, service, door),
+            methods=[route.method],
+        )
+    add_to_openapi(app, ROUTES)
 
 
-def _endpoint(answer: Answer, door: Door) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(
+    route: Route, service: SkillService, door: Door
+) -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         try:
             caller = _caller(request, door)
             if caller is None:
                 return error_response(401, "kvedit: authorization: expected a key of this server")
-            return _json(await answer(request, caller))
+            return _json(await route.answer(service, _asked(route, request, caller)))
         except KvEditError as error:
             return error_response(error.status, str(error), type(error).__name__)
         except Exception as error:  # the boundary to the host: one request fails, the server lives
@@ -109,6 +53,16 @@ def _endpoint(answer: Answer, door: Door) -> Callable[[Request], Awaitable[Respo
     return endpoint
 
 
+def _asked(route: Route, request: Request, caller: Caller) -> Asked:
+    return Asked(
+        caller=caller,
+        name=request.path_params.get("name", ""),
+        flags=frozenset(flag for flag in route.flags if _flag(request, flag)),
+        read_body=partial(read_json, request),
+        chat=lambda: request.app.state.openai_serving_chat,
+    )
+
+
 def error_response(status: int, message: str, kind: str = "KvEditError") -> Response:
     """The shape of the host's own error answers."""
     content = {"error": {"message": message, "type": kind, "code": status}}
@@ -116,7 +70,7 @@ def error_response(status: int, message: str, kind: str = "KvEditError") -> Resp
 
 
 def _json(content: Any, status: int = 200) -> Response:
-    return Response(orjson.dumps(content), status, media_type="application/json")
+    return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
 def _caller(request: Request, door: Door) -> Caller | None:

@@ -16,8 +16,8 @@ from typing import Any
 from kvedit.namespace import namespace_tag
 from kvedit.splice.token_classes import joined
 from sglang_patches.guard import boundary, trip
-from sglang_patches.http.admin.skill_service import service_of
 from sglang_patches.http.request.wishes import KEY, options_on_the_way
+from sglang_patches.http.services.skill_service import service_of
 
 Report = dict[str, Any]
 

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from sglang_patches.guard import boundary, trip
-from sglang_patches.http.admin.skill_service import SkillService, is_enabled, service_of
 from sglang_patches.http.answers.by_request import Answer, answer_of
 from sglang_patches.http.request.wishes import KEY
+from sglang_patches.http.services.skill_service import SkillService, is_enabled, service_of
 
 _DATA = "data: "
 # As the host spells them; a quote inside a text is escaped, so no answer can spell them.

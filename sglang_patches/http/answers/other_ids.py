@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from sglang_patches.guard import boundary
-from sglang_patches.http.admin.report_ring import ReportRing
-from sglang_patches.http.admin.skill_service import is_enabled, service_of
 from sglang_patches.http.answers.by_request import Answer, answer_of
+from sglang_patches.http.services.report_ring import ReportRing
+from sglang_patches.http.services.skill_service import is_enabled, service_of
 
 ID_HEADER = "x-kvedit-request-id"  # of answers that have no id
 _DATA = "data: "

@@ -8,8 +8,8 @@ from typing import Any
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from sglang_patches.guard import boundary, trip
-from sglang_patches.http.admin.skill_service import service_of
 from sglang_patches.http.request.wishes import KEY
+from sglang_patches.http.services.skill_service import service_of
 
 EVICTED = "evicted"  # segment numbers in a report that are ours to recompile, not the client's
 

@@ -9,6 +9,7 @@ from sglang.srt.mem_cache.base_prefix_cache import MatchPrefixParams
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.config import Config
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.registry import Declared, RecompileOutcome, Registry
 from kvedit.skills.segment import Segment, Skill, State
 from sglang_patches.scheduler.ports import Paths
@@ -72,34 +73,14 @@ class SkillDesk:
 
     # ---- what an administrator does
 
-    def declare(
-        self,
-        *,
-        name: str,
-        namespace: str,
-        token_ids: array[int],
-        compile_prefix: array[int],
-        seam: int | None,
-        pin: bool,
-        replace: bool,
-        memory: bool,
-        rid: str,
-    ) -> Declared:
-        """Register a text. Raises Conflict, PinBudgetExceeded."""
-        num_tokens = len(token_ids) + len(compile_prefix)
-        if pin:
-            self.pins.check(num_tokens, but=self.registry.find(name, namespace))
-        declared = self.registry.declare(
-            name=name,
-            namespace=namespace,
-            token_ids=token_ids,
-            compile_prefix=compile_prefix,
-            seam=seam,
-            pin=pin,
-            replace=replace,
-            memory=memory,
-            rid=rid,
-        )
+    def declare(self, declaration: SkillDeclaration, rid: str) -> Declared:
+        """Register a text, to be compiled as the request ``rid``. Raises BadRequest, Conflict,
+        PinBudgetExceeded."""
+        num_tokens = len(declaration.token_ids) + len(declaration.compile_prefix)
+        if declaration.pin:
+            current = self.registry.find(declaration.name, declaration.namespace)
+            self.pins.check(num_tokens, but=current)
+        declared = self.registry.declare(declaration, rid)
         skill = declared.skill
         self._forget_dropped()
         self._settle_pins()

@@ -10,6 +10,7 @@ from collections import Counter, OrderedDict
 from typing import Any
 
 from kvedit.splice.token_classes import COUNTS, TokenSplit
+from kvedit.wire.views import Counters, EditCount, SpliceCount
 from sglang_patches.guard import contained, trip
 
 MAX_SAMPLES = 1024  # names remembered; more n > 1 requests for zero tokens at once are miscounted
@@ -86,15 +87,17 @@ class Metrics:
             )
         return self._prometheus
 
-    def to_status(self) -> dict[str, object]:
-        return {
-            "tokens": {kind: self.tokens[kind] for kind in COUNTS},
-            "splices": [
-                {"outcome": outcome, "reason": reason, "count": count}
+    def counters(self, *, hook_errors: dict[str, int]) -> Counters:
+        """As GET /kvedit/status shows them, with the errors that others have counted."""
+        return Counters(
+            tokens={kind: self.tokens[kind] for kind in COUNTS},
+            splices=[
+                SpliceCount(outcome=outcome, reason=reason, count=count)
                 for (outcome, reason), count in sorted(self.splices.items())
             ],
-            "edits": [
-                {"kind": kind, "base": base, "count": count}
+            edits=[
+                EditCount(kind=kind, base=base, count=count)
                 for (kind, base), count in sorted(self.edits.items())
             ],
-        }
+            hook_errors=hook_errors,
+        )

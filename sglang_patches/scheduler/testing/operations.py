@@ -8,16 +8,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang.srt.runtime_context import get_parallel
 
+from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from kvedit.request.options import parse_options
 from kvedit.splice.spans import Pieces
+from kvedit.wire.commands import RunTestOperation
+from kvedit.wire.views import segment_view
 from sglang_patches import guard
 from sglang_patches.scheduler.commands.audit import audit_scheduler
+from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.splice.tree import KvEditCache
 from sglang_patches.scheduler.wiring.rooms import Rooms
 from sglang_patches.scheduler.wiring.served_log import ServedLog
@@ -108,9 +113,9 @@ def ranks(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"path"}: every rank writes what it has decided so far, as JSON, to a file of its own."""
     cache = rooms.tree
     decided = {
-        "skills": [{**s.view(), "last_used": s.last_used} for s in rooms.desk.registry.all()],
+        "skills": [msgspec.to_builtins(segment_view(s)) for s in rooms.desk.registry.all()],
         "registry_version": rooms.desk.registry.version,
-        "counters": rooms.reporter.metrics.to_status(),
+        "counters": msgspec.to_builtins(rooms.reporter.metrics.counters(hook_errors={})),
         "copies": rooms.copies.queue.num_launched,
         "hook_errors": dict(guard.errors),
         "cached_slots": sorted(cache.all_values_flatten().tolist()),
@@ -126,10 +131,21 @@ def rank_path(path: str) -> str:
     return path if rank == 0 else f"{path}.rank{rank}"
 
 
-OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
+_OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
     "fault": fault,
     "dump": dump,
     "shift_error": shift_error,
     "ranks": ranks,
     "served": served,
 }
+
+
+def run(scheduler: Any, rooms: Rooms, command: RunTestOperation) -> dict[str, Any]:
+    """Raises BadRequest for an operation that nobody knows."""
+    operation = _OPERATIONS.get(command.operation)
+    if operation is None:
+        raise BadRequest(f"kvedit: op: expected a known one, got {command.operation!r}")
+    return operation(scheduler, rooms, command.arguments)
+
+
+OPERATION = Operation(run)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from array import array
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +11,16 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from kvedit.config import Config
-from kvedit.errors import KvEditError
 from kvedit.fields.book import FieldBook
 from kvedit.skills.registry import Registry
-from sglang_patches.http.admin.auth import Door
+from kvedit.wire.commands import AnyCommand
+from kvedit.wire.envelope import command_in, unseal
 from sglang_patches.http.admin.routes import add_routes
-from sglang_patches.http.admin.skill_service import SkillService
-from sglang_patches.scheduler.commands import field_commands
+from sglang_patches.http.services.auth import Door
+from sglang_patches.http.services.skill_service import SkillService
+from sglang_patches.scheduler.commands import dispatch, server_commands
+from sglang_patches.scheduler.skills.desk import SkillDesk
+from sglang_patches.scheduler.skills.pins import PinBook
 from sglang_patches.scheduler.telemetry.metrics import Metrics
 from sglang_patches.scheduler.telemetry.reporter import Reporter
 
@@ -55,32 +56,48 @@ class Manager:
             chat_form=None,
             tokenizer=self.tokenizer,
             decode=lambda ids: "".join(chr(i - 2) for i in ids),
+            weight_epoch=0,
         )
-        self.rooms: Any = SimpleNamespace(
-            desk=SimpleNamespace(registry=self.registry),
-            edits=self.edits,
-            reporter=Reporter(Metrics(export=False, model_name="m")),
-        )
-        self.commands: list[dict[str, Any]] = []
+        self.rooms = self._rooms()
+        self.commands: list[AnyCommand] = []
         self.compiles: list[Any] = []
         self.held: asyncio.Event | None = None
         self.silent: asyncio.Event | None = None
         self.compile_error: Exception | None = None
 
+    def _rooms(self) -> Any:
+        """The scheduler's rooms, but for a tree: no skill of theirs has KV."""
+        config = Config(testing=True)
+        tree = SimpleNamespace(
+            token_to_kv_pool_allocator=SimpleNamespace(available_size=lambda: 500),
+            evictable_size=lambda: 0,
+            protected_size=lambda: 0,
+        )
+        reporter = Reporter(Metrics(export=False, model_name="m"))
+        reporter.publisher = SimpleNamespace(  # type: ignore[assignment]
+            address="ipc:///run/events/pub", publish=lambda *args, **kwargs: None
+        )
+        pins = PinBook(0, lambda node: None, lambda lock: None)
+        desk = SkillDesk(self.registry, pins, tree, reporter, config, 1)  # type: ignore[arg-type]
+        return SimpleNamespace(
+            config=config,
+            desk=desk,
+            edits=self.edits,
+            reporter=reporter,
+            tree=tree,
+            pool_size=500,
+            copies=SimpleNamespace(queue=()),
+        )
+
     def auto_create_handle_loop(self) -> None:
         pass
 
     async def get_internal_state_communicator(self, request: Any) -> list[Any]:
-        command = json.loads(request.rid.removeprefix("kvedit:"))
-        self.commands.append(command)
+        self.commands.append(command_in(unseal(request.rid)))
         if self.silent is not None:
             await self.silent.wait()
-        try:
-            answer = self._answer(command)
-        except KvEditError as error:
-            answer = {"error": {"status": error.status, "message": str(error)}}
-        state = {"kvedit": answer, "nonce": command["nonce"]}
-        return [SimpleNamespace(internal_state=state)]
+        reply = dispatch.answered(None, self.rooms, request.rid)
+        return [SimpleNamespace(internal_state={"kvedit": reply})]
 
     async def generate_request(self, request: Any, http_request: Any) -> Any:
         assert http_request is None  # a client that leaves would abort the compile
@@ -93,65 +110,12 @@ class Manager:
         yield {"meta_info": {"finish_reason": {"type": "length"}}}
 
     def ops(self) -> list[str]:
-        return [command["op"] for command in self.commands]
-
-    def _answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        op, registry = command["op"], self.registry
-        if op in field_commands.OPERATIONS:
-            return field_commands.OPERATIONS[op](None, self.rooms, command)
-        if op == "register":
-            ids = array("q", command["ids"])
-            if not command["memory"]:
-                field_commands.check_skill_text(self.rooms, command["name"], command["ns"], ids)
-            declared = registry.declare(
-                name=command["name"],
-                namespace=command["ns"],
-                token_ids=ids,
-                compile_prefix=array("q", command["prefix"]),
-                seam=command["seam"],
-                pin=command["pin"],
-                replace=command["replace"],
-                rid=command["rid"],
-                memory=command["memory"],
-            )
-            return {"outcome": declared.outcome, "skill": declared.skill.view()}
-        if op == "compile_failed":
-            return {"skill": registry.failed(command["rid"], command["reason"]).view()}
-        if op == "show":
-            return {"skill": registry.get(command["name"], command["ns"]).view()}
-        if op == "list":
-            skills = registry.all() if command["all"] else registry.listed(command["ns"])
-            return {"skills": [skill.view() for skill in skills]}
-        if op == "remove":
-            view = registry.get(command["name"], command["ns"]).view()
-            if command["purge"]:
-                return {
-                    "skill": view,
-                    "dropped": len(registry.purge(command["name"], command["ns"])),
-                }
-            return {"skill": registry.retire(command["name"], command["ns"]).view(), "dropped": 0}
-        if op == "recompile":
-            outcome = registry.recompile(command["number"], command["rid"])
-            if outcome != "compile":
-                return {"outcome": outcome}
-            segment = registry.by_number(command["number"]).segment
-            return {
-                "outcome": outcome,
-                "ids": list(segment.token_ids),
-                "prefix": list(segment.compile_prefix),
-            }
-        if op == "status":
-            fields = field_commands.status(self.rooms)
-            return {
-                "skills": {"ready": len(registry.all())},
-                **fields,
-                "events": "ipc:///run/events/pub",
-            }
-        return {"ok": True, "problems": [], "segments": []}
+        return [command.op for command in self.commands]
 
 
 @pytest.fixture
-def manager() -> Manager:
+def manager(monkeypatch: pytest.MonkeyPatch) -> Manager:
+    monkeypatch.setattr(server_commands, "audit_scheduler", lambda scheduler: [])  # has no slots
     return Manager()
 
 

@@ -22,11 +22,11 @@ from kvedit.config import Config
 from kvedit.errors import NotFound
 from kvedit.namespace import namespace_tag
 from kvedit.splice.token_classes import COUNTS
-from sglang_patches.http.admin.report_ring import ReportRing
 from sglang_patches.http.answers import by_request as answers
 from sglang_patches.http.answers import openai, other_ids
 from sglang_patches.http.answers.by_request import Answer, answer_of, answered
 from sglang_patches.http.request.wishes import settled
+from sglang_patches.http.services.report_ring import ReportRing
 
 DEFAULT = namespace_tag(None, None, None)
 

@@ -22,9 +22,9 @@ from kvedit.cli.main import main
 from kvedit.client.transport import NoServer
 from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
-from sglang_patches.http.admin.auth import Door
 from sglang_patches.http.admin.routes import add_routes
-from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.http.services.auth import Door
+from sglang_patches.http.services.skill_service import SkillService
 from sglang_patches.scheduler.telemetry.events import EventPublisher
 
 

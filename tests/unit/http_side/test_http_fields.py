@@ -14,8 +14,8 @@ from kvedit.cli import main as cli
 from kvedit.errors import BadRequest, Conflict, NotFound, Unsupported
 from kvedit.fields.book import MAX_FIELDS
 from kvedit.text.chat_probe import ChatForm
-from sglang_patches.http.admin import auth
-from sglang_patches.http.admin import field_service as http_fields
+from sglang_patches.http.services import auth
+from sglang_patches.http.services import field_service as http_fields
 from sglang_patches.scheduler.commands import field_commands
 
 FORM = ChatForm(openers=(("system", (1,)), ("user", (2,))), closers=(), suffixes=((3,),))

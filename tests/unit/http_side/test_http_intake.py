@@ -15,9 +15,9 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from kvedit.config import Config
 from kvedit.errors import BadRequest
 from sglang_patches.http import gate
-from sglang_patches.http.admin import compile_request, skill_service
 from sglang_patches.http.answers import by_request
 from sglang_patches.http.answers.reports import Refused
+from sglang_patches.http.services import compile_request, skill_service
 
 
 class Host:

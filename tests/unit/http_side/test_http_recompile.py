@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvedit.config import Config
-from sglang_patches.http.admin.auth import Caller
-from sglang_patches.http.admin.recompile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recompiler
-from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.http.services.auth import Caller
+from sglang_patches.http.services.recompile import FIRST_PAUSE_S, LONGEST_PAUSE_S, Recompiler
+from sglang_patches.http.services.skill_service import SkillService
 
 
 class Clock:

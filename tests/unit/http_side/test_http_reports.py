@@ -13,9 +13,12 @@ from fastapi import HTTPException
 
 from kvedit.errors import Conflict, NotFound, Unavailable
 from kvedit.namespace import namespace_tag
-from sglang_patches.http.admin import rpc
-from sglang_patches.http.admin.report_ring import ReportRing
+from kvedit.wire.commands import RunAudit, ShowSkill
+from kvedit.wire.envelope import command_in, reply, unseal
+from kvedit.wire.views import AuditView
 from sglang_patches.http.answers import reports
+from sglang_patches.http.services import rpc
+from sglang_patches.http.services.report_ring import ReportRing
 
 REPORT = {"exact": 0, "composed": 7, "computed": 32, "spans": [], "refused": []}
 OWN = namespace_tag("me", None, None)
@@ -174,7 +177,7 @@ def test_aborts_of_the_host_keep_their_own_handling() -> None:
 
 
 class Wire:
-    """The host's channel: ``answer`` of a command dict gives the internal state."""
+    """The host's channel: ``answer`` of a request id gives the internal state."""
 
     def __init__(self, answer: Any) -> None:
         self._answer, self.cancelled = answer, False
@@ -189,40 +192,53 @@ class Wire:
         except asyncio.CancelledError:
             self.cancelled = True
             raise
-        command = json.loads(request.rid.removeprefix("kvedit:"))
-        return [SimpleNamespace(internal_state=self._answer(command))]
+        return [SimpleNamespace(internal_state=self._answer(request.rid))]
 
 
-def ask(answer: Any) -> Any:
+VIEW = AuditView(ok=True, problems=[])
+NAME = '"},{"op":"remove"'
+
+
+def ask(answer: Any, command: Any = RunAudit()) -> Any:  # noqa: B008  (frozen)
     async def scenario() -> Any:
         wire = Wire(answer)
         wire.release.set()
-        return await rpc.call(wire, {"op": "status", "text": '"},{"op":"remove"'})
+        return await rpc.call(wire, command)
 
     return asyncio.run(scenario())
 
 
 def test_an_answer_is_taken_only_with_our_nonce() -> None:
-    good = ask(lambda c: {"kvedit": {"op": c["op"]}, "nonce": c["nonce"]})
-    assert good == {"op": "status"}  # text of a client stays text
+    assert ask(lambda rid: {"kvedit": reply(unseal(rid).nonce, VIEW)}) == VIEW
     with pytest.raises(Unavailable):
-        ask(lambda c: {"kvedit": {}, "nonce": "another"})
+        ask(lambda rid: {"kvedit": reply("another", VIEW)})
     with pytest.raises(Unavailable):
-        ask(lambda c: {"api_key": "of /server_info"})
+        ask(lambda rid: {"api_key": "of /server_info"})
+
+
+def test_the_text_of_a_client_stays_text() -> None:
+    seen = []
+
+    def answer(rid: str) -> Any:
+        seen.append(command_in(unseal(rid)))
+        return {"kvedit": reply(unseal(rid).nonce, NotFound("kvedit: none"))}
+
+    with pytest.raises(NotFound):
+        ask(answer, ShowSkill(name=NAME, namespace="n"))
+    assert seen == [ShowSkill(name=NAME, namespace="n")]
 
 
 def test_an_error_of_the_scheduler_keeps_its_class_and_message() -> None:
-    error = {"error": {"status": 409, "message": "kvedit: taken"}}
     with pytest.raises(Conflict, match="kvedit: taken"):
-        ask(lambda c: {"kvedit": error, "nonce": c["nonce"]})
+        ask(lambda rid: {"kvedit": reply(unseal(rid).nonce, Conflict("kvedit: taken"))})
 
 
 @pytest.mark.parametrize("how", ["timeout", "cancel"])
 def test_a_call_is_never_cancelled_on_its_way(how: str) -> None:
     async def scenario() -> None:
-        wire = Wire(lambda c: {"kvedit": {}, "nonce": c["nonce"]})
+        wire = Wire(lambda rid: {"kvedit": reply(unseal(rid).nonce, VIEW)})
         timeout_s = 0.01 if how == "timeout" else None
-        task = asyncio.create_task(rpc.call(wire, {"op": "status"}, timeout_s=timeout_s))
+        task = asyncio.create_task(rpc.call(wire, RunAudit(), timeout_s=timeout_s))
         await asyncio.sleep(0)
         if how == "cancel":
             task.cancel()

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang.srt.utils import auth as host_auth
 
-from sglang_patches.http.admin import auth
+from sglang_patches.http.services import auth
 
 READ = [("GET", "/kvedit/skills"), ("GET", "/kvedit/status")]
 ADMIN = [

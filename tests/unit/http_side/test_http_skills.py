@@ -7,11 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec import UNSET
 
 from kvedit.config import Config
 from kvedit.errors import Conflict
-from sglang_patches.http.admin.auth import Caller
-from sglang_patches.http.admin.skill_service import SkillService
+from sglang_patches.http.services.auth import Caller
+from sglang_patches.http.services.skill_service import SkillService
 
 ADMIN = Caller(admin=True)
 
@@ -63,12 +64,12 @@ def test_the_compile_prefills_the_prefix_of_the_tokenizer_in_front_of_the_text(
     client, _ = serve()
     assert post(client, name="policy", text="ab").json()["num_tokens"] == 2
     assert manager.compiles[0].input_ids == [1, 2 + ord("a"), 2 + ord("b")]
-    register = next(command for command in manager.commands if command["op"] == "register")
-    assert (register["prefix"], len(register["ids"])) == ([1], 2)
+    register = next(command for command in manager.commands if command.op == "register")
+    assert (list(register.skill.compile_prefix), len(register.skill.token_ids)) == ([1], 2)
 
 
 def test_a_tokenizer_that_ends_texts_gives_no_prefix(manager: Any) -> None:
-    from sglang_patches.http.admin.skill_text import compile_prefix
+    from sglang_patches.http.services.skill_text import compile_prefix
 
     ends = lambda text, add_special_tokens: SimpleNamespace(input_ids=[9])  # noqa: E731
     assert compile_prefix(ends) == []
@@ -211,7 +212,7 @@ def test_racing_registrations_of_one_name_compile_once(manager: Any) -> None:
             await asyncio.sleep(0)
         manager.held.set()
         views = await asyncio.gather(*same)
-        assert {view["state"] for view in views} == {"ready"}
+        assert {view.state for view in views} == {"ready"}
         assert len(manager.compiles) == 1
         with pytest.raises(Conflict):
             await other
@@ -230,7 +231,7 @@ def test_a_caller_that_leaves_does_not_stop_the_compile(manager: Any) -> None:
         await asyncio.gather(caller, return_exceptions=True)
         manager.held.set()
         view = await service.register(body("refunds"), ADMIN)
-        assert view["state"] == "ready" and len(manager.compiles) == 1
+        assert view.state == "ready" and len(manager.compiles) == 1
 
     run(leave())
 
@@ -265,15 +266,15 @@ def test_reads_come_from_the_last_answer_while_the_scheduler_is_busy(manager: An
         service = SkillService(manager, Config())
         service._mirror._fresh_within_s = 0.01
         await service.register(body("refunds"), ADMIN)
-        assert "stale" not in await service.show("policy", ADMIN)
+        assert (await service.show("policy", ADMIN)).stale is UNSET
         manager.silent = asyncio.Event()
         stale = await service.show("policy", ADMIN)
-        assert stale["stale"] is True and stale["state"] == "ready"
+        assert stale.stale is True and stale.state == "ready"
         manager.silent.set()
         await asyncio.sleep(0)
         manager.silent = None
         await service.remove("policy", ADMIN)
-        assert (await service.listed(ADMIN))["skills"][0]["state"] == "retired"
+        assert (await service.listed(ADMIN)).skills[0].state == "retired"
 
     run(busy())
 
@@ -288,7 +289,7 @@ def test_a_first_read_waits_for_a_scheduler_that_is_busy(manager: Any) -> None:
         await asyncio.sleep(0.05)
         assert not reading.done()
         manager.silent.set()
-        assert "stale" not in await reading
+        assert (await reading).stale is UNSET
 
     run(busy())
 
@@ -299,5 +300,5 @@ def test_the_secret_of_the_skills_namespace_is_new_per_start_and_in_no_answer(
     client, _ = serve()
     answer = post(client, name="a", text="refunds").text
     serve()[0].post("/kvedit/skills", json={"name": "b", "text": "refunds"})
-    secrets = {c["secret"] for c in manager.commands if c["op"] == "register"}
+    secrets = {c.secret for c in manager.commands if c.op == "register"}
     assert len(secrets) == 2 and all(len(s) == 64 and s not in answer for s in secrets)

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from kvedit.checks import check_name
 from kvedit.errors import BadRequest, KvEditError
 from kvedit.namespace import is_unicode, parse_namespace
+from kvedit.request.bodies import SkillBody, keys_of
 
 MAX_BODY_BYTES = 8 * 1024 * 1024
 DISCARD_FACTOR = 8  # times the limit
@@ -36,17 +37,7 @@ class Registration:
     memory: bool
 
 
-_FIELDS = (
-    "name",
-    "text",
-    "input_ids",
-    "namespace",
-    "shared",
-    "pin",
-    "seam",
-    "replace",
-    "memory",
-)
+_FIELDS = keys_of(SkillBody)
 
 
 async def read_json(request: Request, *, max_bytes: int = MAX_BODY_BYTES) -> Any:

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvedit.errors import KvEditError
-from sglang_patches.http.admin import compile_request, rpc
+from kvedit.wire.commands import RecompileSkill
+from sglang_patches.http.services import compile_request, rpc
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +73,14 @@ class Recompiler:
         deadline = self._clock() + _BUSY_LIMIT_S
         while True:
             rid = compile_request.new_rid()
-            command = {"op": "recompile", "number": number, "rid": rid, "secret": self._secret}
+            command = RecompileSkill(number=number, rid=rid, secret=self._secret)
             answer = await rpc.call(self._manager, command)
-            if answer["outcome"] == "compile":
-                await compile_request.run(self._manager, rid, answer["prefix"], answer["ids"])
-            elif answer["outcome"] == "busy" and self._clock() < deadline:
+            if answer.outcome == "compile":
+                await compile_request.run(self._manager, rid, answer.prefix, answer.ids)
+            elif answer.outcome == "busy" and self._clock() < deadline:
                 await asyncio.sleep(_BUSY_POLL_S)
                 continue
-            return answer["outcome"] in ("compile", "ready")
+            return answer.outcome in ("compile", "ready")
 
     def _note_failure(self, number: int, error: Exception, *, trace: bool) -> None:
         failures = self._failures.get(number, (0, 0.0))[0] + 1

@@ -5,23 +5,47 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from array import array
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
+
+import msgspec
+from msgspec import UNSET
 
 from kvedit.checks import check_name
 from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
+from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.quota import QuotaBook
+from kvedit.wire.commands import (
+    ListSkills,
+    ReadStatus,
+    ReadTree,
+    RegisterSkill,
+    RemoveSkill,
+    RunAudit,
+    RunTestOperation,
+    ShowSkill,
+)
+from kvedit.wire.views import (
+    AuditView,
+    DeclaredView,
+    RemovedView,
+    SkillsView,
+    SkillView,
+    StatusView,
+    TreeView,
+)
 from sglang_patches import guard
-from sglang_patches.http.admin import compile_request, rpc, skill_text
-from sglang_patches.http.admin.auth import Caller
-from sglang_patches.http.admin.body import Registration, parse_registration
-from sglang_patches.http.admin.field_service import FieldService
-from sglang_patches.http.admin.mirror import Mirror
-from sglang_patches.http.admin.recompile import Recompiler
-from sglang_patches.http.admin.report_ring import ReportRing
+from sglang_patches.http.services import compile_request, rpc, skill_text
+from sglang_patches.http.services.auth import Caller
+from sglang_patches.http.services.body import Registration, parse_registration
+from sglang_patches.http.services.field_service import FieldService
+from sglang_patches.http.services.mirror import Mirror
+from sglang_patches.http.services.recompile import Recompiler
+from sglang_patches.http.services.report_ring import ReportRing
 
 BACKEND = "kvedit"
 HTTP_HOOKS = ("answer", "report", "openai_report")  # hooks of this process that tests can make fail
@@ -48,9 +72,9 @@ class SkillService:
             clock=time.monotonic,
         )
         self._locks: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[dict[str, Any]]] = set()
+        self._tasks: set[asyncio.Task[SkillView]] = set()
 
-    async def register(self, body: Any, caller: Caller) -> dict[str, Any]:
+    async def register(self, body: Any, caller: Caller) -> SkillView:
         """Register a skill and wait until it is ready. Returns its view.
 
         Goes on when the caller leaves. Raises BadRequest, Forbidden, Conflict, QuotaExceeded,
@@ -71,29 +95,27 @@ class SkillService:
         task.add_done_callback(self._finished)
         return await asyncio.shield(task)
 
-    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> dict[str, Any]:
+    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> DeclaredView:
         """Declare a field (see :class:`FieldService`)."""
         caller.require_admin("fields")
         self.is_used = True
         return await self.fields.declare(body, caller, chat)
 
-    async def listed(self, caller: Caller, *, everything: bool = False) -> dict[str, Any]:
+    async def listed(self, caller: Caller, *, everything: bool = False) -> SkillsView:
         """Views of the caller's namespace and of the shared skills; of all for an admin."""
         if everything:
             caller.require_admin("all")
-        return await self._mirror.read({"op": "list", "ns": caller.namespace, "all": everything})
+        command = ListSkills(namespace=caller.namespace, everything=everything)
+        return await self._mirror.read(command)
 
-    async def show(self, name: str, caller: Caller) -> dict[str, Any]:
+    async def show(self, name: str, caller: Caller) -> SkillView:
         """The view of a skill of the caller's namespace, else of the shared one. Or NotFound."""
         check_name(name)
-        command = {"op": "show", "ns": caller.namespace, "name": name}
-        answer = await self._mirror.read(command)
-        view: dict[str, Any] = answer["skill"]
-        return {**view, "stale": True} if "stale" in answer else view
+        return await self._mirror.read(ShowSkill(name=name, namespace=caller.namespace))
 
     async def remove(
         self, name: str, caller: Caller, *, shared: bool = False, purge: bool = False
-    ) -> dict[str, Any]:
+    ) -> RemovedView:
         """Retire a skill (``purge``: drop it and its retired forms).
 
         Returns its last view and how many forms were dropped; a dropped one's state is "purged".
@@ -102,28 +124,31 @@ class SkillService:
         if shared or not _may_write(caller.cache_salt, caller, self.config):
             caller.require_admin("remove")
         namespace = SHARED if shared else caller.namespace
-        command = {"op": "remove", "ns": namespace, "name": name, "purge": purge}
+        command = RemoveSkill(name=name, namespace=namespace, purge=purge)
         answer = await rpc.call(self._manager, command)
         self._mirror.forget()
         self._quota.release(_account(caller.cache_salt), _entry(namespace, name))
-        view = {**answer["skill"], "dropped": answer["dropped"]}
-        return {**view, "state": "purged", "pinned": False} if purge else view
+        last = msgspec.structs.asdict(answer.skill) | {"dropped": answer.dropped}
+        return RemovedView(**(last | {"state": "purged", "pinned": False} if purge else last))
 
-    async def status(self, caller: Caller) -> dict[str, Any]:
+    async def status(self, caller: Caller) -> StatusView:
         """Counts of skills, counters, the pool and, for an admin, where events come out."""
-        answer = await self._mirror.read({"op": "status"})
-        answer = {**answer, "exact": self.config.exact, "reports": self.config.reports}
-        return answer if caller.admin else {k: v for k, v in answer.items() if k != "events"}
+        view = msgspec.structs.replace(
+            await self._mirror.read(ReadStatus()),
+            exact=self.config.exact,
+            reports=self.config.reports,
+        )
+        return view if caller.admin else msgspec.structs.replace(view, events=UNSET)
 
-    async def tree(self, caller: Caller) -> dict[str, Any]:
+    async def tree(self, caller: Caller) -> TreeView:
         """The segments and their places in the cache (admin)."""
         caller.require_admin("tree")
-        return await rpc.call(self._manager, {"op": "tree"})
+        return await rpc.call(self._manager, ReadTree())
 
-    async def audit(self, caller: Caller) -> dict[str, Any]:
+    async def audit(self, caller: Caller) -> AuditView:
         """Whether every slot of the pool has exactly one owner (admin)."""
         caller.require_admin("audit")
-        return await rpc.call(self._manager, {"op": "audit"})
+        return await rpc.call(self._manager, RunAudit())
 
     def request_report(self, request_id: str, caller: Caller) -> dict[str, Any]:
         """What a finished or streaming request of the caller's namespace took from the cache."""
@@ -138,7 +163,9 @@ class SkillService:
         if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
             guard.arm(body["hook"], body["times"])
             return {}
-        return await rpc.call(self._manager, body)
+        arguments = {key: value for key, value in body.items() if key != "op"}
+        command = RunTestOperation(operation=str(body["op"]), arguments=arguments)
+        return await rpc.call(self._manager, command)
 
     async def _register(
         self,
@@ -147,7 +174,7 @@ class SkillService:
         ids: list[int],
         prefix: list[int],
         caller: Caller,
-    ) -> dict[str, Any]:
+    ) -> SkillView:
         lock = self._locks.setdefault((namespace, wanted.name), asyncio.Lock())
         async with lock:  # the second of two racing registrations sees the first one's outcome
             if caller.admin:
@@ -162,44 +189,42 @@ class SkillService:
 
     async def _compile(
         self, wanted: Registration, namespace: str, ids: list[int], prefix: list[int]
-    ) -> dict[str, Any]:
+    ) -> SkillView:
         rid = compile_request.new_rid()
-        command = {
-            "op": "register",
-            "ns": namespace,
-            "name": wanted.name,
-            "ids": ids,
-            "prefix": prefix,
-            "seam": wanted.seam,
-            "pin": wanted.pin,
-            "replace": wanted.replace,
-            "memory": wanted.memory,
-            "rid": rid,
-            "secret": self._secret,
-        }
+        skill = SkillDeclaration(
+            name=wanted.name,
+            namespace=namespace,
+            token_ids=array("q", ids),
+            compile_prefix=array("q", prefix),
+            seam=wanted.seam,
+            pin=wanted.pin,
+            replace=wanted.replace,
+            memory=wanted.memory,
+        )
+        command = RegisterSkill(skill=skill, rid=rid, secret=self._secret)
         answer = await rpc.call(self._manager, command)
         self._mirror.forget()
-        if answer["outcome"] == "compile":
-            await compile_request.run(self._manager, rid, prefix, ids)
-            answer = {"skill": await self._compiled(wanted, namespace)}
-            self._mirror.forget()
-        return _settled(answer["skill"])
+        if answer.outcome == "exists":
+            return _settled(answer.skill)
+        await compile_request.run(self._manager, rid, prefix, ids)
+        view = await self._compiled(wanted, namespace)
+        self._mirror.forget()
+        return _settled(view)
 
-    async def _compiled(self, wanted: Registration, namespace: str) -> dict[str, Any]:
+    async def _compiled(self, wanted: Registration, namespace: str) -> SkillView:
         """The view of a skill after its compile. Raises Conflict when it was removed meanwhile."""
         removed = Conflict(
             f"kvedit: skill {wanted.name!r}: expected it to stay, got a removal while it compiled"
         )
-        command = {"op": "show", "ns": namespace, "name": wanted.name}
         try:
-            view: dict[str, Any] = (await rpc.call(self._manager, command))["skill"]
+            view = await rpc.call(self._manager, ShowSkill(name=wanted.name, namespace=namespace))
         except NotFound:
             raise removed from None
-        if view["shared"] != wanted.shared:  # the look-up fell through to the shared skill
+        if view.shared != wanted.shared:  # the look-up fell through to the shared skill
             raise removed
         return view
 
-    def _finished(self, task: asyncio.Task[dict[str, Any]]) -> None:
+    def _finished(self, task: asyncio.Task[SkillView]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
             task.exception()  # marks it as seen: the caller may have left
@@ -222,14 +247,14 @@ def service_of(tokenizer_manager: Any) -> SkillService:
     return service
 
 
-def _settled(view: dict[str, Any]) -> dict[str, Any]:
+def _settled(view: SkillView) -> SkillView:
     """The view of a skill whose compile came to an end. Raises Unavailable when it failed.
 
     It may be evicted already: then it is registered, and recompiled when a prompt needs it.
     """
-    if view["state"] == "failed":
+    if view.state == "failed":
         raise Unavailable(
-            f"kvedit: skill {view['name']!r}: expected a finished compile, got: {view['reason']}"
+            f"kvedit: skill {view.name!r}: expected a finished compile, got: {view.reason}"
         )
     return view
 

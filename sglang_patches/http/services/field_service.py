@@ -6,8 +6,11 @@ chat form: only this process has the server's chat path.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
+
+import msgspec
 
 from kvedit.checks import check_name
 from kvedit.errors import BadRequest, Unsupported
@@ -15,9 +18,11 @@ from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.text.chat_probe import ChatForm, derive_chat_form
 from kvedit.text.tokens import TokenText
-from sglang_patches.http.admin import rpc
-from sglang_patches.http.admin.auth import Caller
-from sglang_patches.http.admin.mirror import Mirror
+from kvedit.wire.commands import DeclareField, ListFields, RemoveField, ShowField
+from kvedit.wire.views import DeclaredView, FieldsView, FieldView
+from sglang_patches.http.services import rpc
+from sglang_patches.http.services.auth import Caller
+from sglang_patches.http.services.mirror import Mirror
 
 Messages = list[dict[str, str]]
 
@@ -28,7 +33,7 @@ class FieldService:
         self._mirror = Mirror(tokenizer_manager)
         self._form: ChatForm | None = None  # derived for the first field that has a role
 
-    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> dict[str, Any]:
+    async def declare(self, body: Any, caller: Caller, chat: Callable[[], Any]) -> DeclaredView:
         """Declare a field, always as an admin. Returns its view and whether it is new.
 
         ``chat`` gives the host's OpenAIServingChat. Raises Forbidden, BadRequest (also with all
@@ -44,37 +49,32 @@ class FieldService:
             else namespace_tag(declaration.cache_salt, declaration.extra_key, None)
         )
         role = declaration.where.role
-        command = {
-            "op": "field_declare",
-            "ns": namespace,
-            "declaration": declaration.to_json(),
-            "form": None if role is None else self._chat_form(role, chat).to_json(),
-        }
+        command = DeclareField(
+            # a salt is a secret of its user: the namespace stands for it
+            declaration=dataclasses.replace(declaration, cache_salt=None, extra_key=None),
+            namespace=namespace,
+            form=None if role is None else self._chat_form(role, chat),
+        )
         answer = await rpc.call(self._manager, command)
         self._mirror.forget()
-        return {**answer["field"], "created": answer["created"]}
+        return DeclaredView(**msgspec.structs.asdict(answer.field), created=answer.created)
 
-    async def listed(self, caller: Caller) -> dict[str, Any]:
+    async def listed(self, caller: Caller) -> FieldsView:
         """Views of the fields of the caller's namespace and of the shared ones."""
-        return await self._mirror.read({"op": "field_list", "ns": caller.namespace})
+        return await self._mirror.read(ListFields(namespace=caller.namespace))
 
-    async def show(self, name: str, caller: Caller) -> dict[str, Any]:
+    async def show(self, name: str, caller: Caller) -> FieldView:
         """The view of a field of the caller's namespace, else of the shared one. Or NotFound."""
         check_name(name)
-        command = {"op": "field_show", "ns": caller.namespace, "name": name}
-        answer = await self._mirror.read(command)
-        view: dict[str, Any] = answer["field"]
-        return {**view, "stale": True} if "stale" in answer else view
+        return await self._mirror.read(ShowField(name=name, namespace=caller.namespace))
 
-    async def remove(self, name: str, caller: Caller, *, shared: bool = False) -> dict[str, Any]:
+    async def remove(self, name: str, caller: Caller, *, shared: bool = False) -> FieldView:
         """Forget a field of exactly this namespace. Returns its last view. Or NotFound."""
         caller.require_admin("fields")
         check_name(name)
         namespace = SHARED if shared else caller.namespace
-        command = {"op": "field_remove", "ns": namespace, "name": name}
-        answer = await rpc.call(self._manager, command)
+        view = await rpc.call(self._manager, RemoveField(name=name, namespace=namespace))
         self._mirror.forget()
-        view: dict[str, Any] = answer["field"]
         return view
 
     def _chat_form(self, role: str, chat: Callable[[], Any]) -> ChatForm:

@@ -6,7 +6,8 @@ import uuid
 from typing import Any
 
 from kvedit.errors import KvEditError, Unavailable, from_status
-from sglang_patches.http.admin import rpc
+from kvedit.wire.commands import ReportCompileFailure
+from sglang_patches.http.services import rpc
 
 # Request ids of compiles on their way. Intake lets exactly these requests pass unchecked, so a
 # client that spells such an id gains nothing: the object it sends is another one.
@@ -42,7 +43,7 @@ async def run(manager: Any, rid: str, prefix: list[int], ids: list[int]) -> None
     try:
         await _prefill(manager, request)
     except Exception as error:
-        await rpc.call(manager, {"op": "compile_failed", "rid": rid, "reason": str(error)})
+        await rpc.call(manager, ReportCompileFailure(rid=rid, reason=str(error)))
         raise
     finally:
         _own_requests.discard(id(request))
