@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvedit.workbench.server_process import ServerProcess
+from tests.report_schema import checked
 
 TESTING_ENV = {
     "KVEDIT_TESTING": "1",
@@ -207,7 +208,7 @@ class Server:
 
 def as_answer(raw: dict[str, Any]) -> Answer:
     meta = raw["meta_info"]
-    report = meta.get("kvedit") or [{}]
+    report = [checked(one) for one in meta.get("kvedit") or ()] or [{}]
     return Answer(
         text=raw["text"],
         token_ids=raw["output_ids"],

@@ -1,0 +1,15 @@
+"""Whether a report is what ``kvedit.wire.report`` declares, to the key."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvedit.wire.report import BatchReport, PromptReport
+
+
+def checked(report: Any) -> Any:
+    """``report`` itself. Raises msgspec.ValidationError for a key or a type not declared."""
+    msgspec.convert(report, BatchReport if "prompts" in report else PromptReport)
+    return report
