@@ -7,7 +7,14 @@ import json
 import sys
 from typing import Any
 
-from kvedit.cli.connect import connect, finish_command, namespace_of
+from kvedit.cli.connect import (
+    add_list,
+    add_remove,
+    add_show,
+    connect,
+    finish_command,
+    namespace_of,
+)
 from kvedit.cli.table import print_table
 from kvedit.edit.proofs import CHOICES
 from kvedit.errors import Conflict
@@ -42,18 +49,9 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--replace", action="store_true", help="take the place of other content")
     finish_command(add, _add)
 
-    listed = commands.add_parser("list", help="fields of a namespace, and the shared ones")
-    listed.add_argument("--json", action="store_true", help="one JSON object per line")
-    finish_command(listed, _list)
-
-    show = commands.add_parser("show", help="one field as JSON")
-    show.add_argument("name", help="of the namespace, else of the shared fields")
-    finish_command(show, _show)
-
-    remove = commands.add_parser("remove", help="forget a field")
-    remove.add_argument("name", help="a field of exactly this namespace")
-    remove.add_argument("--shared", action="store_true", help="the shared field of that name")
-    finish_command(remove, _remove)
+    add_list(commands, "field", _list)
+    add_show(commands, "field", _show)
+    add_remove(commands, "field", _remove, what="forget a field")
 
 
 def _add(args: argparse.Namespace) -> int:

@@ -8,7 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from kvedit.cli.connect import connect, finish_command, namespace_of
+from kvedit.cli.connect import (
+    add_list,
+    add_remove,
+    add_show,
+    connect,
+    finish_command,
+    namespace_of,
+)
 from kvedit.cli.table import print_table
 from kvedit.errors import BadRequest, Conflict
 
@@ -31,20 +38,11 @@ def add_parser(subparsers: Any) -> None:
     add.add_argument("--memory", action="store_true", help="the text may hold declared fields")
     finish_command(add, _add)
 
-    listed = commands.add_parser("list", help="skills of a namespace, and the shared ones")
+    listed = add_list(commands, "skill", _list)
     listed.add_argument("--all", action="store_true", help="of all namespaces (admin)")
-    listed.add_argument("--json", action="store_true", help="one JSON object per line")
-    finish_command(listed, _list)
-
-    show = commands.add_parser("show", help="one skill as JSON")
-    show.add_argument("name", help="of the namespace, else of the shared skills")
-    finish_command(show, _show)
-
-    remove = commands.add_parser("remove", help="retire a skill")
-    remove.add_argument("name", help="a skill of exactly this namespace")
-    remove.add_argument("--shared", action="store_true", help="the shared skill of that name")
+    add_show(commands, "skill", _show)
+    remove = add_remove(commands, "skill", _remove, what="retire a skill")
     remove.add_argument("--purge", action="store_true", help="drop its cached paths as well")
-    finish_command(remove, _remove)
 
 
 def _add(args: argparse.Namespace) -> int:

@@ -47,6 +47,13 @@ class Command(
         return str(self.__struct_config__.tag)
 
 
+class Named(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing of a namespace (a namespace tag, or SHARED)."""
+
+    name: str
+    namespace: str
+
+
 # ---- skills
 
 
@@ -93,11 +100,8 @@ class RecompileSkill(Command[Recompile], frozen=True, kw_only=True, tag="recompi
     secret: str
 
 
-class ShowSkill(Command[SkillView], frozen=True, kw_only=True, tag="show"):
+class ShowSkill(Command[SkillView], Named, frozen=True, kw_only=True, tag="show"):
     """The skill of this namespace, else the shared one."""
-
-    name: str
-    namespace: str
 
 
 class ListSkills(Command[SkillsView], frozen=True, kw_only=True, tag="list"):
@@ -112,9 +116,7 @@ class Removal(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
 
 
-class RemoveSkill(Command[Removal], frozen=True, kw_only=True, tag="remove"):
-    name: str
-    namespace: str
+class RemoveSkill(Command[Removal], Named, frozen=True, kw_only=True, tag="remove"):
     purge: bool
 
 
@@ -134,18 +136,16 @@ class DeclareField(Command[FieldDeclared], frozen=True, kw_only=True, tag="field
     form: ChatForm | None
 
 
-class ShowField(Command[FieldView], frozen=True, kw_only=True, tag="field_show"):
-    name: str
-    namespace: str
+class ShowField(Command[FieldView], Named, frozen=True, kw_only=True, tag="field_show"):
+    """The field of this namespace, else the shared one."""
 
 
 class ListFields(Command[FieldsView], frozen=True, kw_only=True, tag="field_list"):
     namespace: str
 
 
-class RemoveField(Command[FieldView], frozen=True, kw_only=True, tag="field_remove"):
-    name: str
-    namespace: str
+class RemoveField(Command[FieldView], Named, frozen=True, kw_only=True, tag="field_remove"):
+    """The field of exactly this namespace."""
 
 
 # ---- the server

@@ -38,7 +38,6 @@ def answered(scheduler: Any, rooms: Rooms, text: str) -> str:
     nonce, op = "", "command"
     begun: list[AnyCommand] = []
     with guard.boundary("rpc", lambda: _undo(rooms, begun)) as hook:
-        guard.trip("rpc")
         try:
             letter = envelope.unseal(text)
             nonce = letter.nonce
@@ -47,6 +46,7 @@ def answered(scheduler: Any, rooms: Rooms, text: str) -> str:
         except BadRequest as error:
             reply = envelope.reply(nonce, error)
         else:
+            guard.trip("rpc")
             guard.agree()
             begun.append(command)
             reply = envelope.reply(nonce, _run(scheduler, rooms, command))

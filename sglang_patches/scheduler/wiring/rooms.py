@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
@@ -24,36 +25,27 @@ from sglang_patches.scheduler.telemetry.reporter import Reporter
 from sglang_patches.scheduler.wiring.served_log import ServedLog
 
 
+@dataclass(frozen=True, kw_only=True)
 class Rooms:
     """Everything here is the same on every TP rank, except that only rank 0 exports metrics and
-    events. ``served_log`` is None but on a server that was started for testing."""
+    events.
 
-    def __init__(
-        self,
-        *,
-        config: Config,
-        page_size: int,
-        pool_size: int,
-        identity_of: Callable[[int], str],
-        tree: KvEditCache,
-        reporter: Reporter,
-        desk: SkillDesk,
-        edits: EditRoom,
-        donors: Donors,
-        copies: CopyRunner,
-        served_log: ServedLog | None,
-    ) -> None:
-        self.config = config
-        self.page_size = page_size
-        self.pool_size = pool_size
-        self._identity_of = identity_of  # by weight epoch: what shapes KV bytes besides tokens
-        self.tree = tree
-        self.reporter = reporter
-        self.desk = desk
-        self.edits = edits
-        self.donors = donors
-        self.copies = copies
-        self.served_log = served_log
+    page_size, pool_size   in tokens
+    identity_of   by weight epoch: what shapes KV bytes besides tokens
+    served_log    None but on a server that was started for testing
+    """
+
+    config: Config
+    page_size: int
+    pool_size: int
+    identity_of: Callable[[int], str]
+    tree: KvEditCache
+    reporter: Reporter
+    desk: SkillDesk
+    edits: EditRoom
+    donors: Donors
+    copies: CopyRunner
+    served_log: ServedLog | None
 
     @property
     def is_in_use(self) -> bool:
@@ -115,7 +107,7 @@ class Rooms:
         """Whatever shapes KV changed. Skills are evicted and their old paths unreachable."""
         self.edits.weight_epoch += 1
         self.edits.forget_turns()
-        self.desk.new_epoch(self._identity_of(self.edits.weight_epoch))
+        self.desk.new_epoch(self.identity_of(self.edits.weight_epoch))
         self.reporter.publish("weight_epoch", epoch=self.edits.weight_epoch, why=why)
 
     def distrust_everything(self) -> None:
