@@ -10,6 +10,7 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from kvedit.config import Config
 from kvedit.request.options import Options
+from kvedit.skills.segment import Skill
 from kvedit.splice.planner import PlanLimits, plan_spans
 from kvedit.splice.spans import Plan
 from sglang_patches.guard import agree, boundary, trip
@@ -83,7 +84,8 @@ class Rooms:
     def on_finished(self, req: Any, state: RequestState, up_to: int) -> None:
         """A request has ended; ``up_to`` tokens of its path are in the tree."""
         if state.is_compile:
-            with boundary("finish_compile", lambda: self._compile_broke(req)):
+            skill = self.desk.registry.by_rid(req.rid)
+            with boundary("finish_compile", lambda: self._compile_broke(skill)):
                 trip("finish_compile")
                 agree()  # from here on it is bookkeeping
                 self._finish_compile(req)
@@ -105,9 +107,10 @@ class Rooms:
         else:
             self.desk.compiled(req.rid)
 
-    def _compile_broke(self, req: Any) -> None:
+    def _compile_broke(self, skill: Skill | None) -> None:
         """Finishing broke: the skill is not ready, and whoever waits for it learns that."""
-        self.desk.compile_failed(req.rid, "internal error, see the server's log")
+        if skill is not None:  # else the HTTP process had given it up
+            self.desk.compile_broke(skill, "internal error, see the server's log")
 
     # ---- what happens to all
 
