@@ -14,7 +14,7 @@ from kvedit.config import Config
 from kvedit.errors import BadRequest, Conflict, Forbidden, KvEditError, NotFound, Unavailable
 from kvedit.namespace import SHARED, namespace_tag
 from kvedit.skills.quota import QuotaBook
-from sglang_patches import guard
+from sglang_patches import faults
 from sglang_patches.http.admin import compile_request, rpc, skill_text
 from sglang_patches.http.admin.auth import Caller
 from sglang_patches.http.admin.body import Registration, parse_registration
@@ -24,7 +24,6 @@ from sglang_patches.http.admin.recompile import Recompiler
 from sglang_patches.http.admin.report_ring import ReportRing
 
 BACKEND = "kvedit"
-HTTP_HOOKS = ("answer", "report", "openai_report")  # hooks of this process that tests can make fail
 
 
 class SkillService:
@@ -130,15 +129,15 @@ class SkillService:
         return self.reports.get(request_id, caller.namespace)
 
     async def testing(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV
-        ({"op": "dump"}). Only where KVEDIT_TESTING=1 (admin)."""
+        """Make a hook of this process or of the scheduler's fail ({"op": "fault"}), or what else
+        the scheduler does for tests. Only where KVEDIT_TESTING=1 (admin)."""
         caller.require_admin("testing")
+        if not self.config.testing:
+            raise NotFound("kvedit: testing: expected a server started with KVEDIT_TESTING=1")
         if not isinstance(body, dict) or "op" not in body:
             raise BadRequest('kvedit: testing: expected an object with "op", got another body')
-        if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
-            guard.arm(body["hook"], body["times"])
-            return {}
-        return await rpc.call(self._manager, body)
+        is_ours = body["op"] == "fault" and faults.is_taken(body, faults.HTTP_HOOKS)
+        return {} if is_ours else await rpc.call(self._manager, body)
 
     async def _register(
         self,

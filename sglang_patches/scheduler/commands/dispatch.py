@@ -53,8 +53,7 @@ def _answer(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
             _undo(rooms, started)
 
     with guard.boundary("rpc", undo) as hook:
-        guard.trip("rpc")
-        guard.agree()
+        guard.agree("command")
         begun.append(command)
         answer = _run(scheduler, rooms, command)
     if hook.is_well:

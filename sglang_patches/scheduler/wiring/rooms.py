@@ -13,7 +13,7 @@ from kvedit.request.options import Options
 from kvedit.skills.segment import Skill
 from kvedit.splice.planner import PlanLimits, plan_spans
 from kvedit.splice.spans import Plan
-from sglang_patches.guard import agree, boundary, trip
+from sglang_patches.guard import agree, boundary
 from sglang_patches.scheduler.edit.record import record_turn
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import RequestState
@@ -86,12 +86,10 @@ class Rooms:
         if state.is_compile:
             skill = self.desk.registry.by_rid(req.rid)
             with boundary("finish_compile", lambda: self._compile_broke(skill)):
-                trip("finish_compile")
-                agree()  # from here on it is bookkeeping
+                agree("compiled")  # from here on it is bookkeeping
                 self._finish_compile(req)
             return
         with boundary("record_turn", lambda: None):
-            trip("record_turn")
             if self.served_log is not None:
                 self.served_log.note(req, state, up_to)
             record_turn(self.edits, req, state, up_to)
