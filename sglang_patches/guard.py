@@ -16,6 +16,10 @@ So a rank that has failed always meets the vote that the others are at, whicheve
 holds for hooks that every rank enters in the same order, and boundaries do not nest, but for the
 launch of copies, which all ranks enter in step (behind an ``agree()``, or outside of any hook).
 
+Each of these has a name, by which a test can let it fail (``fail_point``): a boundary at the end of
+the body, which has done everything by then and has the most to undo; an ``agree()`` in front of
+its vote.
+
 Cost with several ranks, one all_reduce of one integer over the host's CPU group each (on one
 host about 0.1 ms). None while nothing is registered; then for each request
     1 at intake, 1 per chunk, 1 at the end; where something could be composed or edited, per try
@@ -38,11 +42,6 @@ import torch
 logger = logging.getLogger("kvedit")
 
 errors: Counter[str] = Counter()  # by hook name; shown by GET /kvedit/status
-_faults: dict[str, int] = {}  # armed by tests: hook name -> failures left
-
-
-class InjectedFault(RuntimeError):
-    """Raised on purpose by a test (see ``arm``)."""
 
 
 class LostVote(Exception):
@@ -51,7 +50,8 @@ class LostVote(Exception):
 
 @dataclass(slots=True)
 class Outcome:
-    """is_well: the body ended, on every rank. error: what it raised on this one."""
+    """is_well: the body ended, a boundary's on every rank. error: what a boundary's body raised on
+    this one."""
 
     is_well: bool = False
     error: Exception | None = None
@@ -62,35 +62,28 @@ class _Ranks:
     """group: process group of the ranks, None if there is one; level: see ``join``."""
 
     group: Any = None
-    rank: int = 0
     level: Callable[[], None] = lambda: None
 
 
 _ranks = _Ranks()
 
 
-def join(group: Any, rank: int, level: Callable[[], None]) -> None:
+def join(group: Any, level: Callable[[], None]) -> None:
     """Vote among the ranks of ``group`` (None: there is no other) from now on.
 
     level: makes equal, after a lost vote, what a body may have changed on some ranks only. It
     runs behind the hook's ``on_error``; only around a launch of copies inside a splice do all
     ranks still hold the splice's locks.
     """
-    _ranks.group, _ranks.rank, _ranks.level = group, rank, level
+    _ranks.group, _ranks.level = group, level
 
 
-def arm(hook: str, times: int = 1, rank: int | None = None) -> None:
-    """Let the next ``times`` entries of ``hook`` fail, on every rank or on one. For tests: reached
-    through the admin RPC of a server that was started with KVEDIT_TESTING=1."""
-    if rank is None or rank == _ranks.rank:
-        _faults[hook] = times
+def no_fault(point: str) -> None:
+    """Nothing fails on purpose."""
 
 
-def trip(hook: str) -> None:
-    """Fail here if a test armed this hook."""
-    if _faults and _faults.get(hook, 0) > 0:
-        _faults[hook] -= 1
-        raise InjectedFault(f"kvedit: injected fault in {hook}")
+# Raises where a test wants the point of that name to fail. Only ``faults`` puts another one here.
+fail_point: Callable[[str], None] = no_fault
 
 
 @contextmanager
@@ -103,6 +96,7 @@ def boundary(hook: str, on_error: Callable[[], None]) -> Iterator[Outcome]:
     outcome = Outcome()
     try:
         yield outcome
+        fail_point(hook)
     except LostVote:
         pass
     except Exception as error:
@@ -121,8 +115,9 @@ def boundary(hook: str, on_error: Callable[[], None]) -> Iterator[Outcome]:
         _ranks.level()
 
 
-def agree() -> None:
+def agree(point: str) -> None:
     """Inside a boundary: go on only if every rank came this far. Raises LostVote."""
+    fail_point(point)
     if not _all_well(True):
         raise LostVote
 
@@ -145,12 +140,17 @@ def _reduced(number: int, operation: Any) -> int:
 
 
 @contextmanager
-def contained(what: str) -> Iterator[None]:
-    """Run what decides nothing, and what only one rank may have: events, metrics, logs. An error
-    in it is counted, and told at its 1st, 2nd, 4th, 8th, ... time."""
+def contained(what: str) -> Iterator[Outcome]:
+    """Run what decides nothing, and what only one rank may have: events, metrics, logs, a kernel
+    that another one can stand in for. An error in it is counted, and told at its 1st, 2nd, 4th,
+    8th, ... time. Nobody votes: the outcome is that of this rank."""
+    outcome = Outcome()
     try:
-        yield
+        yield outcome
+        fail_point(what)
     except Exception:
         errors[what] += 1
         if errors[what].bit_count() == 1:
             logger.error("kvedit: %s failed:\n%s", what, traceback.format_exc())
+    else:
+        outcome.is_well = True

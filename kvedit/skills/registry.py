@@ -2,6 +2,7 @@
 
     declare ----> COMPILING --compiled--> READY --evicted--> EVICTED --recompile--> COMPILING
                       `--failed--> FAILED (first compile) or EVICTED (a later one)
+    broken: as failed, from READY too (something else went wrong at the end of the compile)
     replace, retire: any of them -> RETIRED --declare with the same content--> COMPILING
     purge, or more than ``retired_max`` retired: gone
 
@@ -89,9 +90,10 @@ class Registry(Shelf):
         stays so, and one whose compile began before a flush is evicted, not ready."""
         skill = self._land(rid)
         if skill.state is State.COMPILING:
-            skill.state = State.EVICTED if skill.stale else State.READY
-            skill.was_ready = True
+            skill.state = State.READY
             skill.failed_reason = None
+            if skill.stale:
+                self.evicted(skill.number)
         skill.stale = False
         return skill
 
@@ -99,12 +101,18 @@ class Registry(Shelf):
         """The compile request did not finish. A skill that was ready before stays matchable."""
         skill = self._land(rid)
         if skill.state is State.COMPILING:
-            skill.state = State.EVICTED if skill.was_ready else State.FAILED
-            skill.failed_reason = reason
-            if skill.state is State.FAILED:
-                self._stop_matching(skill)
+            self._fail(skill, reason)
         skill.stale = False
         return skill
+
+    def broken(self, skill: Skill, reason: str) -> None:
+        """Something went wrong while its compile came to an end, however far that had come: as
+        if the compile had not finished."""
+        if skill.rid is not None:
+            self.failed(skill.rid, reason)
+        elif skill.state is State.READY:
+            skill.pinned = False
+            self._fail(skill, reason)
 
     # ---- losing KV
 
@@ -115,7 +123,7 @@ class Registry(Shelf):
             return
         skill.pinned = False
         if skill.state is State.READY:
-            skill.state = State.EVICTED
+            skill.state, skill.was_ready = State.EVICTED, True
 
     def evict_all(self) -> None:
         """The cache was flushed, or its KV no longer fits the weights."""
@@ -200,6 +208,12 @@ class Registry(Shelf):
         skill.stale = False
         self._in_flight[rid] = skill
 
+    def _fail(self, skill: Skill, reason: str) -> None:
+        skill.state = State.EVICTED if skill.was_ready else State.FAILED
+        skill.failed_reason = reason
+        if skill.state is State.FAILED:
+            self._stop_matching(skill)
+
     def _land(self, rid: str) -> Skill:
         skill = self._in_flight.pop(rid, None)
         if skill is None:
@@ -212,6 +226,7 @@ class Registry(Shelf):
         if skill.state is State.FAILED:  # no KV, no cached path: nothing to keep
             self._drop(skill)
         else:
+            skill.was_ready = skill.was_ready or skill.state is State.READY
             skill.state = State.RETIRED
             skill.pin = False
 

@@ -53,7 +53,7 @@ class Skill:
     pinned: bool = False  # the cache holds the lock now
     rid: str | None = None  # compile request in flight
     stale: bool = False  # that compile began before a flush: its KV must not be used
-    was_ready: bool = False  # conversations may hold paths that name this segment
+    was_ready: bool = False  # it has left READY: conversations may hold paths that name it
     num_uses: int = 0
     last_used: int = 0  # logical clock of the registry
     failed_reason: str | None = None

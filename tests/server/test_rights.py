@@ -61,6 +61,7 @@ TABLE: list[tuple[str, str, dict[str, Any] | None, int, int]] = [
     ("POST", "/kvedit/skills", {"name": "own-pinned", "pin": True, **OWN}, 403, 200),
     ("POST", "/kvedit/skills", {"name": "own", **OWN}, 200, 200),
     ("POST", "/kvedit/testing", {"op": "fault", "hook": "rpc", "times": 0}, 403, 200),
+    ("POST", "/kvedit/testing", {"op": "fault", "hook": "misspelt", "times": 1}, 403, 400),
 ]
 
 

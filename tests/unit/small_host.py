@@ -46,10 +46,10 @@ from sglang_patches.pools import GroupWithRope  # noqa: E402
 from sglang_patches.scheduler.commands.audit import audit_scheduler  # noqa: E402
 from sglang_patches.scheduler.hooks import admission, forward, intake  # noqa: E402
 from sglang_patches.scheduler.request_state import key_of, report_of, state_of  # noqa: E402
-from sglang_patches.scheduler.splice.copies import CopyQueue  # noqa: E402
 from sglang_patches.scheduler.splice.tree import KvEditCache  # noqa: E402
 from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 from sglang_patches.scheduler.telemetry.reporter import Reporter  # noqa: E402
+from sglang_patches.scheduler.testing.faulty_queue import FaultyQueue  # noqa: E402
 from sglang_patches.scheduler.wiring.build import assemble  # noqa: E402
 
 __all__ = ["FINISH_ABORT", "Served", "SmallHost"]
@@ -151,7 +151,7 @@ class SmallHost:
             config or Config(boundary_tokens=8, min_span_tokens=4, seam=4),
             facts={"model": "none"},
             reporter=Reporter(self.metrics),
-            queue=CopyQueue([self._group()], self.pool, self.tree.unlock),
+            queue=FaultyQueue([self._group()], self.pool, self.tree.unlock),
             device=None,
             forward_stream=None,
             tokenizer=None,

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from kvedit_kernels.testing import Case, build, expect_moved, snapshot
-from sglang_patches import cpu, guard
+from sglang_patches import cpu, faults, guard
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
 from sglang_patches.pools import GroupWithRope  # noqa: E402
 from sglang_patches.scheduler.splice import copies as copies_module  # noqa: E402
-from sglang_patches.scheduler.splice.copies import CopyQueue  # noqa: E402
+from sglang_patches.scheduler.testing.faulty_queue import FaultyQueue  # noqa: E402
 
 CASE = Case(num_tokens=24, deltas=(17, 0, 4096), page_size=1, placement="scattered")
 
@@ -38,7 +38,7 @@ class Setup:
         self.unlocked, self.events = [], []
         described = GroupWithRope(self.group, CASE.inv_freq, "full", (0, 1), "rope")
         new_event = self.recorded if has_streams else None
-        self.queue = CopyQueue([described] * num_groups, None, self.unlocked.append, new_event)
+        self.queue = FaultyQueue([described] * num_groups, None, self.unlocked.append, new_event)
 
     def recorded(self):
         self.events.append(LateEvent())
@@ -57,7 +57,7 @@ class Setup:
 def setup():
     yield Setup()
     guard.errors.clear()
-    guard._faults.clear()
+    faults.disarm()
 
 
 LOCKS = ["donor0", "path0", "donor1", "path1", "donor2", "path2"]
@@ -87,7 +87,7 @@ def test_locks_are_held_until_the_launch_and_given_back_once(setup):
 def test_a_failed_fast_path_is_replaced_by_the_reference(setup):
     setup.put_everything()
     before = snapshot(setup.group)
-    guard.arm("relocate")
+    faults.arm("relocate")
     setup.queue.launch()
     expect_moved(CASE, before, setup.group, setup.plan)
     assert guard.errors["relocate"] == 1
@@ -96,9 +96,9 @@ def test_a_failed_fast_path_is_replaced_by_the_reference(setup):
 def test_when_both_fail_the_caller_learns_it_and_no_lock_stays(setup):
     setup.put_everything()
     before = snapshot(setup.group)
-    guard.arm("relocate")
-    guard.arm("relocate_ref")
-    with pytest.raises(guard.InjectedFault):
+    faults.arm("relocate")
+    faults.arm("relocate_ref")
+    with pytest.raises(faults.InjectedFault):
         setup.queue.launch()
     assert (len(setup.queue), setup.unlocked) == (0, LOCKS)
     for old, new in zip(before[0] + before[1], sum(snapshot(setup.group), []), strict=True):
@@ -170,8 +170,8 @@ def test_a_launch_that_failed_half_way_keeps_what_it_may_have_enqueued():
     setup = Setup(num_groups=2, has_streams=True)
     setup.put_everything()
     for hook in ("relocate", "relocate_ref"):
-        guard.arm(hook)
-    with pytest.raises(guard.InjectedFault):
+        faults.arm(hook)
+    with pytest.raises(faults.InjectedFault):
         setup.queue.launch()
     assert len(setup.queue.in_flight) == 1
 

@@ -21,7 +21,6 @@ from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 def _clean():
     yield
     guard.errors.clear()
-    guard._faults.clear()
 
 
 def too_long(tmp_path: Path) -> Path:

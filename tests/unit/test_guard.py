@@ -12,21 +12,7 @@ from sglang_patches import guard
 def _clean():
     yield
     guard.errors.clear()
-    guard._faults.clear()
-    guard.join(None, 0, lambda: None)
-
-
-def test_an_armed_hook_fails_as_often_as_asked():
-    guard.arm("some", times=2)
-    for _ in range(2):
-        with pytest.raises(guard.InjectedFault, match="injected fault in some"):
-            guard.trip("some")
-    guard.trip("some")
-
-
-def test_arming_one_hook_leaves_the_others_alone():
-    guard.arm("some")
-    guard.trip("other")
+    guard.join(None, lambda: None)
 
 
 def test_the_boundary_runs_the_fallback_counts_and_swallows(caplog):
@@ -61,20 +47,60 @@ def test_an_error_in_the_fallback_is_not_hidden():
 
 def test_a_body_that_ended_on_the_only_rank_is_well():
     with guard.boundary("some", lambda: pytest.fail("nothing was wrong")) as hook:
-        guard.agree()
+        guard.agree("point")
     assert hook.is_well and hook.error is None
     with guard.boundary("some", lambda: None) as hook:
         raise ValueError("broken")
     assert not hook.is_well and str(hook.error) == "broken"
 
 
-def test_a_fault_may_be_armed_on_one_rank():
-    guard.join(None, 1, lambda: None)
-    guard.arm("some", rank=0)
-    guard.trip("some")
-    guard.arm("some", rank=1)
-    with pytest.raises(guard.InjectedFault):
-        guard.trip("some")
+class Told:
+    """A fail point that a test told what fails: a stage, or one on one rank."""
+
+    def __init__(self, monkeypatch, *failing):
+        self.asked = []
+        self.failing = failing
+        monkeypatch.setattr(guard, "fail_point", self)
+
+    def __call__(self, point):
+        self.asked.append(point)
+        if point in self.failing:
+            raise ValueError(f"told to fail in {point}")
+
+
+def test_a_boundary_that_is_told_to_fails_when_its_body_has_done_everything(monkeypatch):
+    Told(monkeypatch, "some")
+    done = []
+    with guard.boundary("some", lambda: done.append("undone")) as hook:
+        done.append("body")
+    assert done == ["body", "undone"] and not hook.is_well
+    assert str(hook.error) == "told to fail in some" and guard.errors == {"some": 1}
+
+
+def test_an_agreement_that_is_told_to_fails_before_what_stands_behind_it(monkeypatch):
+    Told(monkeypatch, "point")
+    with guard.boundary("some", lambda: None) as hook:
+        guard.agree("point")
+        pytest.fail("the body went on")
+    assert not hook.is_well and guard.errors == {"some": 1}
+
+
+def test_what_is_contained_fails_at_its_end_and_says_so(monkeypatch):
+    Told(monkeypatch, "some")
+    with guard.contained("some") as outcome:
+        done = True
+    assert done and not outcome.is_well and guard.errors == {"some": 1}
+    with guard.contained("other") as outcome:
+        pass
+    assert outcome.is_well
+
+
+def test_a_body_that_failed_by_itself_is_not_asked_again(monkeypatch):
+    told = Told(monkeypatch)
+    for context in (guard.boundary("some", lambda: None), guard.contained("other")):
+        with context:
+            raise ValueError
+    assert told.asked == []
 
 
 # ---- two ranks, each a thread
@@ -92,7 +118,7 @@ class Ranks:
         self.rank = threading.local()
         self.levelled = []
         monkeypatch.setattr(torch.distributed, "all_reduce", self.all_reduce)
-        guard.join("ranks", 0, lambda: self.levelled.append(self.rank.number))
+        guard.join("ranks", lambda: self.levelled.append(self.rank.number))
 
     def all_reduce(self, tensor, operation, group):
         assert group == "ranks"
@@ -133,7 +159,7 @@ def staged(failing, log):
         with guard.boundary("some", lambda: log.append((rank, "undone"))) as hook:
             for stage in STAGES:
                 if stage in ("first", "second"):
-                    guard.agree()
+                    guard.agree(stage)
                 elif failing.get(rank) == stage:
                     raise ValueError(stage)
                 else:
@@ -155,6 +181,22 @@ def test_a_hook_that_fails_on_one_rank_is_undone_on_all(monkeypatch, mine, other
     assert ranks.num_votes[0] == ranks.num_votes[1]
     if "prepare" in failing.values():
         assert not [entry for entry in log if entry[1] == "change"], "nobody changed anything"
+
+
+@pytest.mark.parametrize("point", ["first", "second", "some"])
+def test_a_point_that_is_told_to_fail_on_one_rank_is_undone_on_all(monkeypatch, point):
+    ranks, log = Ranks(monkeypatch), []
+
+    def fails_on_rank_1(asked):
+        if asked == point and ranks.rank.number == 1:
+            raise ValueError(point)
+
+    monkeypatch.setattr(guard, "fail_point", fails_on_rank_1)
+    assert ranks.run(staged({}, log)) == [False, False]
+    assert sorted(entry for entry in log if entry[1] == "undone") == [(0, "undone"), (1, "undone")]
+    assert ranks.num_votes[0] == ranks.num_votes[1] and sorted(ranks.levelled) == [0, 1]
+    is_changed = (1, "change") in log
+    assert is_changed is (point != "first") and ((0, "change") in log) is is_changed
 
 
 def test_a_hook_that_is_well_everywhere_ends_well_on_all(monkeypatch):

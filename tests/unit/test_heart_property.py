@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvedit.errors import KvEditError
-from sglang_patches import guard
+from sglang_patches import faults, guard
 from tests.unit.small_host import FINISH_ABORT, Served, SmallHost
 
 pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
@@ -20,11 +20,13 @@ HOOKS = (
     "match_prefix",
     "init_load_back",
     "checkpoint",
+    "donors",
     "realise",
     "hand_over",
     "cover",
     "record_turn",
     "finish_compile",
+    "compiled",
     "relocate",
     "forward",
 )
@@ -34,7 +36,7 @@ NUM_SLOTS = 160
 class Life:
     def __init__(self, page_size: int, chunk: int) -> None:
         guard.errors.clear()
-        guard._faults.clear()
+        faults.disarm()
         self.host = SmallHost(num_slots=NUM_SLOTS, page_size=page_size, chunk=chunk)
         self.num_composed = 0
 
@@ -61,7 +63,7 @@ class Life:
             elif kind == "epoch":
                 self.host.rooms.new_epoch("weights")
             else:
-                guard.arm(rng.choice(HOOKS))
+                faults.arm(rng.choice(HOOKS))
         except KvEditError:
             pass  # a name that is not registered, or a pin that does not fit
         assert self.host.problems() == []

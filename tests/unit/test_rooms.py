@@ -26,6 +26,7 @@ FLOORS = [
     ["kvedit.workbench.demo"],
     ["kvedit.cli"],
     ["sglang_patches.guard"],
+    ["sglang_patches.faults"],
     ["sglang_patches.cpu", "sglang_patches.pools"],
     ["sglang_patches.host"],
     ["sglang_patches.scheduler"],
@@ -45,13 +46,14 @@ FLOORS = [
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 # (importer, imported room): names that users know under a shorter path, a client inside the
-# process of an engine, test operations behind a flag.
+# process of an engine, test operations and a queue that can fail behind a flag.
 DOORS = {
     ("kvedit", "kvedit.client"),
     ("kvedit.client.transport", "sglang_patches.http.admin"),
     ("kvedit.lang", "sglang_patches.frontend"),
     ("kvedit.lang.functions", "sglang_patches.frontend"),
     ("sglang_patches.scheduler.commands.dispatch", "sglang_patches.scheduler.testing"),
+    ("sglang_patches.scheduler.wiring.build", "sglang_patches.scheduler.testing"),
 }
 # The HTTP process and the scheduler's meet in commands, which are JSON; nothing is imported.
 NEVER = [("sglang_patches.http", "sglang_patches.scheduler"), ("kvedit", "sglang_patches")]

@@ -195,6 +195,33 @@ def test_a_recompile_that_fails_leaves_the_skill_evicted_and_matchable(registry)
     assert registry.matchable(NS) == [skill]
 
 
+@pytest.mark.parametrize("is_done", [True, False])
+def test_a_compile_that_broke_at_its_end_is_as_one_that_failed(registry, is_done):
+    """Whether or not it was noted as compiled before something else went wrong."""
+    skill = declare(registry, rid="r1").skill
+    if is_done:
+        registry.compiled("r1")
+    registry.broken(skill, "why")
+    assert (skill.state, skill.failed_reason, skill.rid) == (State.FAILED, "why", None)
+    assert registry.matchable(NS) == [] and registry.by_rid("r1") is None
+    declare(registry, rid="r2")
+    assert registry.compiled("r2") is skill and skill.state is State.READY
+    registry.evicted(1)
+    registry.recompile(1, "r3")
+    if is_done:
+        registry.compiled("r3")
+    registry.broken(skill, "again")
+    assert (skill.state, skill.failed_reason) == (State.EVICTED, "again")
+    assert registry.matchable(NS) == [skill]
+
+
+def test_only_a_ready_skill_breaks_behind_its_compile(registry):
+    skill = ready(registry)
+    registry.retire("policy", NS)
+    registry.broken(skill, "why")
+    assert skill.state is State.RETIRED
+
+
 @pytest.mark.parametrize("move", ["compiled", "failed"])
 def test_an_unknown_request_id_is_not_found(registry, move):
     with pytest.raises(NotFound, match="nobody"):
@@ -367,8 +394,8 @@ def test_the_matcher_gets_the_decoded_edge_of_the_skill():
 moves = st.lists(
     st.tuples(
         st.sampled_from(
-            ["declare", "replace", "compiled", "failed", "evicted", "recompile", "retire"]
-            + ["purge", "evict_all", "epoch", "renumber", "touch"]
+            ["declare", "replace", "compiled", "failed", "broken", "evicted", "retire"]
+            + ["recompile", "purge", "evict_all", "epoch", "renumber", "touch"]
         ),
         st.integers(0, 2),
         st.integers(1, 3),
@@ -415,6 +442,8 @@ def _move(registry, move, name, seed, rid):
         registry.compiled(flying[0])
     elif move == "failed" and flying:
         registry.failed(flying[0], "why")
+    elif move == "broken":
+        registry.broken(registry.get(name, NS), "why")
     elif move == "evicted":
         registry.evicted(seed)
     elif move == "recompile":

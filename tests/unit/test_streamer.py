@@ -76,6 +76,16 @@ def test_an_error_costs_the_report_only(monkeypatch: pytest.MonkeyPatch) -> None
     assert guard.errors["streamer"] == before + 1
 
 
+def test_what_is_found_before_the_hook_fails_is_not_streamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "fail_point", lambda _: 1 / 0)
+    before = guard.errors["streamer"]
+    assert info_of(request(state())) == {"host": [[1]]} and guard.errors["streamer"] == before
+    assert info_of(request(state(), is_finished=True)) == {"host": [[1]]}
+    assert guard.errors["streamer"] == before + 1
+
+
 def test_the_key_is_the_requests_and_not_sliced_by_tokens() -> None:
     level = STREAMER.is_request_level_customized_info_key
     assert [level(key) for key in ("kvedit", "host", "other")] == [True, True, False]

@@ -7,7 +7,7 @@ import torch
 
 from kvedit.errors import Unsupported
 from kvedit_kernels.testing import Case, build, snapshot
-from sglang_patches import cpu, guard
+from sglang_patches import cpu
 
 cpu.prepare()  # before the first import of sglang on a host without a GPU
 
@@ -19,12 +19,6 @@ CASES = (
     Case(num_tokens=8, deltas=(1,), page_size=16, is_hnd=True),
     Case(num_tokens=8, deltas=(1,), rotate=False),
 )
-
-
-@pytest.fixture(autouse=True)
-def _clean():
-    yield
-    guard._faults.clear()
 
 
 def groups():

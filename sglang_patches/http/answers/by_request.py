@@ -15,7 +15,7 @@ from typing import Any
 
 from kvedit.namespace import namespace_tag
 from kvedit.splice.token_classes import joined
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.http.request.wishes import KEY, options_on_the_way
 from sglang_patches.http.services.skill_service import service_of
 
@@ -93,7 +93,6 @@ async def answered(
     async with aclosing(outputs):
         async for output in outputs:
             with boundary("answer", partial(_strip, output)):
-                trip("answer")
                 if not has_begun:
                     answer.begin(obj)
                     has_begun = True

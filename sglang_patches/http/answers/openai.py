@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.http.answers.by_request import Answer, answer_of
 from sglang_patches.http.request.wishes import KEY
 from sglang_patches.http.services.skill_service import SkillService, is_enabled, service_of
@@ -34,7 +34,6 @@ async def add_report(
     response = await original(handler, request, raw_request)
     service = service_of(handler.tokenizer_manager)
     with boundary("openai_report", lambda: None):
-        trip("openai_report")
         _attach(response, request, answer, service)
     return response
 
@@ -102,10 +101,10 @@ def _text(event: Any) -> str:
 def _with_report(event: str, answer: Answer) -> str:
     """An event as it was, with our key behind its own. An error here costs the report only."""
     result = event
-    with boundary("openai_report", lambda: None):
+    with boundary("openai_report", lambda: None) as hook:
         report = answer.report()
         if report is not None:
             value = orjson.loads(event.removeprefix(_DATA))
             value["sglext"] = {**(value.get("sglext") or {}), KEY: report}
             result = _DATA + orjson.dumps(value).decode() + "\n\n"
-    return result
+    return result if hook.is_well else event

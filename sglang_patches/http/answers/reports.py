@@ -7,7 +7,7 @@ from typing import Any
 
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.http.request.wishes import KEY
 from sglang_patches.http.services.skill_service import service_of
 
@@ -43,7 +43,6 @@ def keep_report(
     others = {key: values for key, values in customized_info.items() if key != KEY}
     original(manager, meta_info, state, others, index, finish_reason)
     with boundary("report", lambda: meta_info.pop(KEY, None)):
-        trip("report")
         reports = customized_info.get(KEY)
         if reports and reports[index]:  # of another request of the batch, or of this one
             meta_info[KEY] = list(reports[index])

@@ -38,7 +38,7 @@ from kvedit.wire.views import (
     StatusView,
     TreeView,
 )
-from sglang_patches import guard
+from sglang_patches import faults
 from sglang_patches.http.services import compile_request, rpc, skill_text
 from sglang_patches.http.services.auth import Caller
 from sglang_patches.http.services.body import Registration, parse_registration
@@ -48,7 +48,6 @@ from sglang_patches.http.services.recompile import Recompiler
 from sglang_patches.http.services.report_ring import ReportRing
 
 BACKEND = "kvedit"
-HTTP_HOOKS = ("answer", "report", "openai_report")  # hooks of this process that tests can make fail
 
 
 class SkillService:
@@ -155,13 +154,14 @@ class SkillService:
         return self.reports.get(request_id, caller.namespace)
 
     async def testing(self, body: Any, caller: Caller) -> dict[str, Any]:
-        """Make a hook fail the next times it is entered ({"op": "fault"}), or save cached KV
-        ({"op": "dump"}). Only where KVEDIT_TESTING=1 (admin)."""
+        """Make a hook of this process or of the scheduler's fail ({"op": "fault"}), or what else
+        the scheduler does for tests. Only where KVEDIT_TESTING=1 (admin)."""
         caller.require_admin("testing")
+        if not self.config.testing:
+            raise NotFound("kvedit: testing: expected a server started with KVEDIT_TESTING=1")
         if not isinstance(body, dict) or "op" not in body:
             raise BadRequest('kvedit: testing: expected an object with "op", got another body')
-        if body["op"] == "fault" and body["hook"] in HTTP_HOOKS:
-            guard.arm(body["hook"], body["times"])
+        if body["op"] == "fault" and faults.is_taken(body, faults.HTTP_HOOKS):
             return {}
         arguments = {key: value for key, value in body.items() if key != "op"}
         command = RunTestOperation(operation=str(body["op"]), arguments=arguments)

@@ -46,8 +46,7 @@ def answered(scheduler: Any, rooms: Rooms, text: str) -> str:
         except BadRequest as error:
             reply = envelope.reply(nonce, error)
         else:
-            guard.trip("rpc")
-            guard.agree()
+            guard.agree("command")
             begun.append(command)
             reply = envelope.reply(nonce, _run(scheduler, rooms, command))
     if hook.is_well:

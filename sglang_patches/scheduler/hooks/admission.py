@@ -19,7 +19,7 @@ from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResul
 
 from kvedit.splice.spans import next_start, run_end
 from kvedit.splice.token_classes import TokenSplit
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.scheduler.hooks.intake import refuse_late
 from sglang_patches.scheduler.request_state import EditState, RequestState, planned, state_of
 from sglang_patches.scheduler.splice.tree import KvEditCache
@@ -152,7 +152,6 @@ def _give_up_unrealised(state: RequestState, position: int) -> None:
 def _cover(rooms: Rooms, req: Any, state: RequestState) -> None:
     """Class the tokens this admission covers first, for the report and the counters."""
     with boundary("cover", lambda: None) as hook:
-        trip("cover")
         split = state.split.copy()
         split.cover(
             state.pieces,

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.scheduler.hooks.intake import REFUSED
 from sglang_patches.scheduler.request_state import state_of
 from sglang_patches.scheduler.splice.copies import PendingCopies
@@ -39,7 +39,6 @@ def _end_holders(batch: Any, failed: list[PendingCopies]) -> None:
     candidates = [*batch.reqs, *waiting]
     doomed = [req for req in candidates if (state := state_of(req)) is not None and state.pieces]
     with boundary("end_holders", lambda: _end(doomed)) as hook:
-        trip("end_holders")
         slots = torch.cat([target for f in failed for target in f.targets])
         table = batch.req_to_token_pool.req_to_token
         holding = [req for req in candidates if _stands_on(req, table, slots)]

@@ -18,7 +18,7 @@ from kvedit.request.options import Options, from_wire
 from kvedit.skills.segment import State
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.scheduler.edit.choose import choose_prompt, serve, unmet
 from sglang_patches.scheduler.edit.read import read_edits
 from sglang_patches.scheduler.edit.room import EditRoom
@@ -41,7 +41,6 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
     if not _concerns(rooms, recv_req):
         return  # installed but unused: nothing of ours touches the request
     with boundary("intake", lambda: _forget(rooms, req, recv_req)) as hook:
-        trip("intake")
         settle = _take_in(rooms, req, recv_req)
     if hook.is_well:
         settle()
@@ -57,7 +56,6 @@ def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> 
         state.edit = None  # refused or truncated by the host: nothing may be served instead
         return
     with boundary("choose_prompt", lambda: _serve_as_sent(edits, req, state, edit)):
-        trip("choose_prompt")
         choose_prompt(edits, req, state, edit)
 
 

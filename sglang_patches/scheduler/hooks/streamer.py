@@ -7,7 +7,7 @@ from typing import Any
 
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
-from sglang_patches.guard import contained, trip
+from sglang_patches.guard import contained
 from sglang_patches.scheduler.request_state import report_of
 from sglang_patches.scheduler.splice.tree import KvEditCache
 
@@ -26,12 +26,11 @@ def reporting_streamer(base: type[SchedulerOutputStreamer]) -> type[SchedulerOut
         def build_additional_customized_info(self, reqs: list[Any]) -> dict[str, list[Any]]:
             """Aligned with ``reqs``. An error here costs these reports only."""
             info: dict[str, list[Any]] = super().build_additional_customized_info(reqs)
-            with contained("streamer"):  # only one rank streams
+            if not any(req.finished() for req in reqs):
+                return info
+            with contained("streamer") as told:  # only one rank streams
                 reports = finished_reports(reqs)
-                if any(reports):
-                    trip("streamer")
-                    info = {**info, KEY: reports}
-            return info
+            return {**info, KEY: reports} if told.is_well and any(reports) else info
 
     return ReportingStreamer
 

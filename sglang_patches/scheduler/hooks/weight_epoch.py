@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_patches.guard import agree, boundary, trip
+from sglang_patches.guard import agree, boundary
 from sglang_patches.scheduler.wiring.rooms import rooms_of
 
 WEIGHT_UPDATES = tuple(
@@ -37,6 +37,5 @@ def _bump(cache: Any, why: str) -> None:
     rooms = rooms_of(cache)
     if rooms is not None:
         with boundary("epoch", rooms.distrust_everything):
-            trip("epoch")
-            agree()  # the epoch changes on every rank or on none
+            agree("new_epoch")  # the epoch changes on every rank or on none
             rooms.new_epoch(why)

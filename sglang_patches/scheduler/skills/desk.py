@@ -132,6 +132,14 @@ class SkillDesk:
         self.pins.release(skill.number)
         return skill
 
+    def compile_broke(self, skill: Skill, reason: str) -> None:
+        """Something went wrong while a compile came to an end; ``compiled`` may have been through.
+        Not ready, not pinned: whoever waits learns the reason."""
+        self.pins.release(skill.number)
+        if skill.state is State.READY:
+            self._reporter.publish("skill_evicted", skill=skill.segment.name, segment=skill.number)
+        self.registry.broken(skill, reason)
+
     # ---- pins
 
     def _pin_ready(self, skill: Skill) -> None:

@@ -7,7 +7,6 @@ neither can be evicted and handed to somebody else in between.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,13 +14,11 @@ from typing import Any
 import torch
 
 from kvedit_kernels import RelocationPlan, relocate, relocate_ref
-from sglang_patches.guard import errors, trip
+from sglang_patches.guard import contained
 from sglang_patches.pools import GroupWithRope, translate
 from sglang_patches.pools.layout import PoolKind
 from sglang_patches.scheduler.splice.in_flight import InFlight, NewEvent
 from sglang_patches.scheduler.splice.rotation import RotationRows
-
-logger = logging.getLogger("kvedit")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,14 +129,16 @@ class CopyQueue:
             self.release_pending()
 
     def _relocate(self, group: GroupWithRope, plan: RelocationPlan) -> None:
-        try:
-            trip("relocate")
-            relocate(group=group.group, plan=plan)
-        except Exception:  # the reference gives the same bytes, slower: nobody's answer changes
-            errors["relocate"] += 1
-            logger.exception("kvedit: relocate failed, running the reference instead")
-            trip("relocate_ref")
-            relocate_ref(group=group.group, plan=plan)
+        with contained("relocate") as fast:
+            self.run_kernel(group, plan)
+        if not fast.is_well:  # the reference gives the same bytes, slower: no answer changes
+            self.run_reference(group, plan)
+
+    def run_kernel(self, group: GroupWithRope, plan: RelocationPlan) -> None:
+        relocate(group=group.group, plan=plan)
+
+    def run_reference(self, group: GroupWithRope, plan: RelocationPlan) -> None:
+        relocate_ref(group=group.group, plan=plan)
 
 
 def _relocation_plan(

@@ -43,10 +43,9 @@ class CopyRunner:
         if not len(self.queue):
             return
         batch = self.queue.pending()
-        with guard.boundary("forward", lambda: self._never_written(batch)) as hook:
-            guard.trip("forward")
-            with self._on_forward_stream():
-                self.queue.launch()
+        boundary = guard.boundary("forward", lambda: self._never_written(batch))
+        with boundary as hook, self._on_forward_stream():
+            self.queue.launch()
         if hook.is_well:
             self.queue.num_launched += batch.num_copies
 

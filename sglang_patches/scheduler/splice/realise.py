@@ -18,7 +18,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.skills.segment import State
 from kvedit.splice.spans import Piece, Refusal, served_ids
-from sglang_patches.guard import LostVote, agree, trip
+from sglang_patches.guard import LostVote, agree
 from sglang_patches.pools import LostWindowSlots
 from sglang_patches.scheduler.ports import GrowingPaths
 from sglang_patches.scheduler.request_state import RequestState
@@ -62,7 +62,7 @@ class Splice:
         self._path_lock = self._tree.lock(self._req.last_node)
         lost = self._collect_donors()
         cached = self._tree.match_prefix(MatchPrefixParams(key=self._key()))
-        agree()  # refusing and evicting change what all ranks share
+        agree("donors")  # refusing and evicting change what all ranks share
         if lost is not None:
             self._refuse(lost, self._why_lost(lost.span.segment))
         elif cached.device_prefix_len > self.start:
@@ -133,21 +133,19 @@ class Splice:
 
     def _insert(self) -> None:
         assert self.slots is not None
-        trip("realise")
         try:
             self._copies = [self._copy(donor, self.slots) for donor in self._donors]
         except LostWindowSlots:
             self._refuse(self._donors[0].piece, "window_lost")
             return
         insertion = self._insertion(self.slots)
-        agree()  # from here on the tree changes
+        agree("realise")  # from here on the tree changes
         self._is_in_tree = True
         result = self._tree.insert(insertion)
         if result.prefix_len != self.start:
             raise RuntimeError(
                 f"kvedit: insert: expected {self.start} tokens on the path, got {result.prefix_len}"
             )
-        trip("hand_over")
         self.node = result.last_device_node
 
     def _copy(self, donor: Donor, slots: torch.Tensor) -> Copy:

@@ -29,7 +29,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 from kvedit.skills.segment import State
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
-from sglang_patches.guard import boundary, trip
+from sglang_patches.guard import boundary
 from sglang_patches.scheduler.request_state import (
     RequestState,
     ServedIds,
@@ -64,7 +64,6 @@ class KvEditCache(UnifiedRadixCache):
         if state is None:
             return super().match_prefix(params)
         with boundary("match_prefix", lambda: state.drop(0, "internal_error")) as hook:
-            trip("match_prefix")
             result = self._match_served(params, state)
         return result if hook.is_well else super().match_prefix(params)
 
@@ -130,7 +129,6 @@ class KvEditCache(UnifiedRadixCache):
         start = req.prefix_len
         splice = Splice(self, self.parts, req, state, start, start + params.host_hit_length)
         with boundary("init_load_back", splice.abandon) as hook:
-            trip("init_load_back")
             splice.run()
         if hook.is_well and splice.commit():
             return params.host_hit_length, splice.node
@@ -160,7 +158,6 @@ class KvEditCache(UnifiedRadixCache):
         """
         splice = Splice(self, self.parts, req, state, start, stop)
         with boundary("checkpoint", splice.abandon) as hook:
-            trip("checkpoint")
             if req.kv.cache_protected_len != start:
                 raise RuntimeError(
                     f"kvedit: chunk boundary: expected the tree to hold {start} tokens, "

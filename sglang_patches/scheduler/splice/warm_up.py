@@ -13,7 +13,6 @@ import torch
 
 from kvedit.errors import Unsupported
 from kvedit_kernels import RelocationPlan, relocate
-from sglang_patches.guard import trip
 from sglang_patches.pools import GroupWithRope
 from sglang_patches.scheduler.splice.rotation import RotationRows
 
@@ -29,7 +28,6 @@ def warm_up(groups: Sequence[GroupWithRope], device_module: Any) -> None:
     reasons = []
     for group in groups:
         try:
-            trip("warm_up")
             relocate(group=group.group, plan=_plan(group))
             if group.group.device.type != "cpu":
                 device_module.synchronize()

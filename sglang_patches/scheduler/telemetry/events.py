@@ -17,7 +17,7 @@ from pathlib import Path
 import orjson
 import zmq
 
-from sglang_patches.guard import contained, trip
+from sglang_patches.guard import contained
 
 TOPIC = b"kvedit"
 
@@ -49,7 +49,6 @@ class EventPublisher:
     def publish(self, kind: str, **fields: object) -> None:
         """Send an event, whatever its fields hold; one that cannot be sent is counted."""
         with contained("events"):
-            trip("events")
             assert self._socket is not None  # else there is no publisher
             frame = orjson.dumps({"event": kind, "time": time.time(), **fields})
             self._socket.send_multipart([TOPIC, frame], flags=zmq.NOBLOCK)

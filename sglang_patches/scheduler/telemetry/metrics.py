@@ -11,7 +11,7 @@ from typing import Any
 
 from kvedit.splice.token_classes import COUNTS, TokenSplit
 from kvedit.wire.views import Counters, EditCount, SpliceCount
-from sglang_patches.guard import contained, trip
+from sglang_patches.guard import contained
 
 MAX_SAMPLES = 1024  # names remembered; more n > 1 requests for zero tokens at once are miscounted
 
@@ -60,7 +60,6 @@ class Metrics:
     def _add(self, family: int, amount: int, **labels: str) -> None:
         if self._export:
             with contained("metrics"):
-                trip("metrics")
                 counter = self._counters()[family]
                 counter.labels(model_name=self._model_name, **labels).inc(amount)
 

@@ -20,7 +20,7 @@ from kvedit.request.options import parse_options
 from kvedit.splice.spans import Pieces
 from kvedit.wire.commands import RunTestOperation
 from kvedit.wire.views import segment_view
-from sglang_patches import guard
+from sglang_patches import faults, guard
 from sglang_patches.scheduler.commands.audit import audit_scheduler
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.splice.tree import KvEditCache
@@ -50,8 +50,12 @@ def served(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
 
 
 def fault(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
-    """{"hook", "times", "rank"?}: let the next entries of a hook fail, on one rank or on all."""
-    guard.arm(command["hook"], command["times"], command.get("rank"))
+    """{"hook", "times", "rank"?}: let a hook fail that many times, on one rank or on all. Raises
+    BadRequest with the known ones."""
+    hook, times = faults.wanted(command)
+    if command.get("rank") in (None, get_parallel().tp_rank):
+        # This command stands inside "rpc" itself: the next one is meant.
+        faults.arm(hook, times, passes=1 if hook == "rpc" else 0)
     return {}
 
 

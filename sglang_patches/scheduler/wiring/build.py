@@ -60,7 +60,7 @@ def _wire(ctx: TreeCacheBuildContext, tree: KvEditCache, config: Config) -> None
         config,
         facts=host_facts(ctx, groups),
         reporter=_reporter(ctx, config),
-        queue=CopyQueue(groups, pool, tree.unlock, event_maker(device)),
+        queue=_queue_class(config)(groups, pool, tree.unlock, event_maker(device)),
         device=device,
         # Copies go where forwards go; without overlap that is the current stream.
         forward_stream=runner.forward_stream if has_overlap(ctx.server_args) else None,
@@ -69,7 +69,16 @@ def _wire(ctx: TreeCacheBuildContext, tree: KvEditCache, config: Config) -> None
         page_size=ctx.params.page_size,
     )
     ranks: Any = ctx.params.tp_cache_group if ctx.tp_size > 1 else None
-    guard.join(ranks, ctx.tp_rank, lambda: level(rooms.edits, rooms.desk, tree))
+    guard.join(ranks, lambda: level(rooms.edits, rooms.desk, tree))
+
+
+def _queue_class(config: Config) -> type[CopyQueue]:
+    """On a server that was started for testing, one whose launches can be told to fail."""
+    if not config.testing:
+        return CopyQueue
+    from sglang_patches.scheduler.testing.faulty_queue import FaultyQueue
+
+    return FaultyQueue
 
 
 def assemble(

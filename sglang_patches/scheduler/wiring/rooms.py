@@ -11,9 +11,10 @@ from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from kvedit.config import Config
 from kvedit.request.options import Options
+from kvedit.skills.segment import Skill
 from kvedit.splice.planner import PlanLimits, plan_spans
 from kvedit.splice.spans import Plan
-from sglang_patches.guard import agree, boundary, trip
+from sglang_patches.guard import agree, boundary
 from sglang_patches.scheduler.edit.record import record_turn
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import RequestState
@@ -75,13 +76,12 @@ class Rooms:
     def on_finished(self, req: Any, state: RequestState, up_to: int) -> None:
         """A request has ended; ``up_to`` tokens of its path are in the tree."""
         if state.is_compile:
-            with boundary("finish_compile", lambda: self._compile_broke(req)):
-                trip("finish_compile")
-                agree()  # from here on it is bookkeeping
+            skill = self.desk.registry.by_rid(req.rid)
+            with boundary("finish_compile", lambda: self._compile_broke(skill)):
+                agree("compiled")  # from here on it is bookkeeping
                 self._finish_compile(req)
             return
         with boundary("record_turn", lambda: None):
-            trip("record_turn")
             if self.served_log is not None:
                 self.served_log.note(req, state, up_to)
             record_turn(self.edits, req, state, up_to)
@@ -97,9 +97,10 @@ class Rooms:
         else:
             self.desk.compiled(req.rid)
 
-    def _compile_broke(self, req: Any) -> None:
+    def _compile_broke(self, skill: Skill | None) -> None:
         """Finishing broke: the skill is not ready, and whoever waits for it learns that."""
-        self.desk.compile_failed(req.rid, "internal error, see the server's log")
+        if skill is not None:  # else the HTTP process had given it up
+            self.desk.compile_broke(skill, "internal error, see the server's log")
 
     # ---- what happens to all
 

@@ -22,6 +22,7 @@ from kvedit.config import Config
 from kvedit.errors import NotFound
 from kvedit.namespace import namespace_tag
 from kvedit.splice.token_classes import COUNTS
+from sglang_patches import guard
 from sglang_patches.http.answers import by_request as answers
 from sglang_patches.http.answers import openai, other_ids
 from sglang_patches.http.answers.by_request import Answer, answer_of, answered
@@ -234,6 +235,15 @@ def test_the_usage_event_carries_the_report_and_no_event_is_added() -> None:
     assert [*got[:2], got[3]] == [*sent[:2], DONE]
     assert load(got[2]) == {**load(USAGE), "sglext": {"kvedit": report(5)}}
     assert list(load(got[2]))[-1] == "sglext", "the host's keys stay in their order"
+
+
+def test_an_event_whose_report_failed_at_the_last_is_the_hosts_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sent = [TEXT, FINISH, USAGE, DONE]
+    monkeypatch.setattr(guard, "fail_point", lambda _: 1 / 0)
+    got, _ = attach(stream_of(*sent), WITH_USAGE, answered_by(5))
+    assert got == sent
 
 
 def test_without_a_usage_event_the_finish_event_carries_it_where_it_was_asked_for() -> None:
