@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # ---- the scheduler process
 
@@ -150,8 +151,9 @@ class TokenizerManager(Protocol):
     server_args: ServerArgs
     context_len: int
     num_reserved_tokens: int
-    max_req_input_len: int | None
+    max_req_input_len: int
     get_internal_state_communicator: Any
+    serving_chat_class: Any
 
     def auto_create_handle_loop(self) -> None: ...
 

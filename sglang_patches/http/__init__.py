@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_patches.host.protocols import TokenizerManager
+
 _MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
 _ROUTES = "sglang.srt.entrypoints"
 _LOGGER = "sglang.srt.utils.request_logger.RequestLogger"
@@ -43,7 +45,9 @@ def register_http_hooks(registry: Any, hook_type: Any) -> None:
     )
 
 
-def _add_routes(server_args: Any, tokenizer_manager: Any, *args: Any, **kwargs: Any) -> None:
+def _add_routes(
+    server_args: Any, tokenizer_manager: TokenizerManager, *args: Any, **kwargs: Any
+) -> None:
     """BEFORE ``_setup_and_run_http_server``: an error here stops the start-up."""
     from sglang.srt.entrypoints import http_server
 

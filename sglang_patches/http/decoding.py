@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 from kvedit.errors import BadRequest
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services.skill_service import is_enabled
 
 _FREE = ("sampling_params", "session_params")  # what HTTP leaves untyped
 
 
-def check_wire(result: Any, manager: Any, *args: Any, **kwargs: Any) -> Any:
+def check_wire(result: Any, manager: TokenizerManager, *args: Any, **kwargs: Any) -> Any:
     """AFTER ``TokenizerManager._create_tokenized_object``. Raises BadRequest."""
     from sglang.srt.managers import io_struct
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
+from sglang_patches.host.protocols import GenerateRequest, TokenizerManager
 from sglang_patches.http.answers.by_request import Answer, answer_of, answered
 from sglang_patches.http.answers.reports import Refused
 from sglang_patches.http.request import conversation
@@ -22,7 +23,10 @@ _ID_LISTS = (list, tuple, array)
 
 
 def generate_request(
-    original: Callable[..., AsyncGenerator[Any, None]], manager: Any, obj: Any, request: Any = None
+    original: Callable[..., AsyncGenerator[Any, None]],
+    manager: TokenizerManager,
+    obj: GenerateRequest,
+    request: Any = None,
 ) -> AsyncGenerator[Any, None]:
     """AROUND ``TokenizerManager.generate_request`` (an async generator, so is the answer)."""
     from sglang.srt.managers.io_struct import GenerateReqInput
@@ -38,8 +42,8 @@ def generate_request(
 
 async def _checked(
     original: Callable[..., AsyncGenerator[Any, None]],
-    manager: Any,
-    obj: Any,
+    manager: TokenizerManager,
+    obj: GenerateRequest,
     request: Any,
     answer: Answer,
 ) -> AsyncGenerator[Any, None]:
@@ -72,7 +76,7 @@ async def _checked(
             yield output
 
 
-async def _recompiled(manager: Any, obj: Any, refusal: Refused) -> bool:
+async def _recompiled(manager: TokenizerManager, obj: GenerateRequest, refusal: Refused) -> bool:
     """Whether the skills that a ``require`` lacked are back and it may try again.
 
     The recompiles go on when the wait is over. A batch does not wait: its other prompts run.

@@ -5,18 +5,23 @@ from __future__ import annotations
 
 import ast
 import asyncio
-import json
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
 from kvedit.config import Config
-from kvedit.errors import BadRequest, NotFound
+from kvedit.errors import BadRequest, KvEditError, NotFound
+from kvedit.skills.declaration import SkillDeclaration
+from kvedit.wire.commands import Command, ListSkills, RegisterSkill, RunTestOperation
+from kvedit.wire.envelope import answer_in, seal
 from sglang_patches import faults, guard
 from tests.unit.small_host import SmallHost
+
+A = TypeVar("A")
 
 pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
 
@@ -118,13 +123,16 @@ def test_no_module_of_the_product_arms_a_fault() -> None:
 # ---- by commands
 
 
-def command(host: SmallHost, **fields: object) -> dict[str, Any]:
+def ask(host: SmallHost, command: Command[A]) -> A:
     from sglang_patches.scheduler.commands.dispatch import internal_state_hook
 
-    request = SimpleNamespace(rid="kvedit:" + json.dumps({"nonce": 1, **fields}))
+    request = SimpleNamespace(rid=seal(command, "nonce"))
     output = internal_state_hook(None, SimpleNamespace(scheduler=host), request)
-    answer: dict[str, Any] = output.internal_state["kvedit"]
-    return answer
+    return answer_in(output.internal_state["kvedit"], "nonce", command)
+
+
+def fault(**arguments: object) -> RunTestOperation:
+    return RunTestOperation(operation="fault", arguments=arguments)
 
 
 @pytest.fixture
@@ -133,26 +141,34 @@ def host() -> SmallHost:
 
 
 def test_a_command_arms_a_hook_on_every_rank_or_on_one(host: SmallHost) -> None:
-    assert command(host, op="fault", hook="cover", times=1, rank=1) == {}
+    assert ask(host, fault(hook="cover", times=1, rank=1)) == {}
     assert not fails("cover"), "this is rank 0"
     for fields in ({"rank": 0}, {}):
-        assert command(host, op="fault", hook="cover", times=1, **fields) == {}
+        assert ask(host, fault(hook="cover", times=1, **fields)) == {}
         assert fails("cover") and not fails("cover")
 
 
 def test_a_misspelt_hook_is_a_400(host: SmallHost) -> None:
-    error = command(host, op="fault", hook="relaise", times=1)["error"]
-    assert error["status"] == 400 and "realise" in error["message"]
+    with pytest.raises(BadRequest, match="realise"):
+        ask(host, fault(hook="relaise", times=1))
     assert guard.fail_point is guard.no_fault
 
 
 def test_a_fault_in_commands_is_for_the_next_one_which_leaves_nothing(host: SmallHost) -> None:
-    register = {"op": "register", "ns": "shared", "name": "policy", "ids": [1, 2], "prefix": []}
-    register |= {"seam": None, "pin": True, "replace": False, "memory": True, "rid": "r"}
+    skill = SkillDeclaration(
+        name="policy",
+        namespace="shared",
+        token_ids=array("q", [1, 2]),
+        compile_prefix=array("q"),
+        pin=True,
+        memory=True,
+    )
     for hook in ("rpc", "command"):
-        assert command(host, op="fault", hook=hook, times=1) == {}
-        assert command(host, **register, secret="s")["error"]["status"] == 500
-        assert command(host, op="list", ns="shared", all=True) == {"skills": []}
+        assert ask(host, fault(hook=hook, times=1)) == {}
+        with pytest.raises(KvEditError, match="register: internal error") as failure:
+            ask(host, RegisterSkill(skill=skill, rid="r", secret="s"))
+        assert failure.value.status == 500
+        assert ask(host, ListSkills(namespace="shared", everything=True)).skills == []
         assert not host.rooms.desk.pins._promised
     assert guard.errors == {"rpc": 2}
 
@@ -161,13 +177,13 @@ def test_a_server_that_was_not_started_for_testing_arms_nothing() -> None:
     from sglang_patches.http.services.auth import Caller
     from sglang_patches.http.services.skill_service import SkillService
 
-    body = {"op": "fault", "hook": "cover", "times": 1}
-    error = command(SmallHost(config=Config()), **body)["error"]
-    assert error["status"] == 400 and "op:" in error["message"]
+    with pytest.raises(BadRequest, match="KVEDIT_TESTING"):
+        ask(SmallHost(config=Config()), fault(hook="cover", times=1))
     service = SkillService(SimpleNamespace(), Config())
     for hook in ("report", "cover"):
+        body = {"op": "fault", "hook": hook, "times": 1}
         with pytest.raises(NotFound, match="KVEDIT_TESTING"):
-            asyncio.run(service.testing({**body, "hook": hook}, Caller(True, None, None)))
+            asyncio.run(service.testing(body, Caller(True, None, None)))
     assert guard.fail_point is guard.no_fault
 
 

@@ -7,13 +7,14 @@ from typing import Any
 import msgspec
 
 from kvedit.errors import BadRequest, NotFound
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.admin.table import ROUTES, Asked
 from sglang_patches.http.services.auth import Caller
 from sglang_patches.http.services.skill_service import BACKEND, is_enabled, service_of
 
 
 class Offline:
-    def __init__(self, tokenizer_manager: Any, template_manager: Any) -> None:
+    def __init__(self, tokenizer_manager: TokenizerManager, template_manager: Any) -> None:
         if not is_enabled(tokenizer_manager):
             raise BadRequest(
                 f"kvedit: engine: expected radix_cache_backend={BACKEND!r}, got "

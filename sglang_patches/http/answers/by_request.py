@@ -16,6 +16,7 @@ from typing import Any
 from kvedit.namespace import namespace_tag
 from kvedit.splice.token_classes import joined
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import GenerateRequest, TokenizerManager
 from sglang_patches.http.request.wishes import KEY, options_on_the_way
 from sglang_patches.http.services.skill_service import service_of
 
@@ -40,7 +41,7 @@ class Answer:
     _num_samples: int = 1
     _reports: dict[int, Report] = field(default_factory=dict)  # by place among the outputs
 
-    def begin(self, obj: Any) -> None:
+    def begin(self, obj: GenerateRequest) -> None:
         """The host has split ``obj`` into prompts and samples. A request may generate again (tool
         calls inside the server do): the last time counts."""
         self._num_samples = max(1, obj.parallel_sample_num)  # the host takes n 0 as well
@@ -81,7 +82,10 @@ def answer_of(request: Any) -> Answer:
 
 
 async def answered(
-    outputs: AsyncGenerator[Any, None], manager: Any, obj: Any, answer: Answer
+    outputs: AsyncGenerator[Any, None],
+    manager: TokenizerManager,
+    obj: GenerateRequest,
+    answer: Answer,
 ) -> AsyncGenerator[Any, None]:
     """``outputs`` of ``obj``, their reports noted in ``answer``.
 
@@ -101,7 +105,7 @@ async def answered(
             yield output
 
 
-def _note(answer: Answer, obj: Any, place: int, output: Any, shows: bool) -> None:
+def _note(answer: Answer, obj: GenerateRequest, place: int, output: Any, shows: bool) -> None:
     reports = output["meta_info"].get(KEY)
     if not reports:
         return
@@ -110,7 +114,7 @@ def _note(answer: Answer, obj: Any, place: int, output: Any, shows: bool) -> Non
         _strip(output)
 
 
-def _asks(obj: Any, item: int) -> bool:
+def _asks(obj: GenerateRequest, item: int) -> bool:
     """Whether a stream of this prompt ends with its report: it was asked for, or it carries the
     token that the client wants."""
     options = options_on_the_way(obj, item)
@@ -131,7 +135,7 @@ def _strip(output: Any) -> None:
             beam["meta_info"].pop(KEY, None)
 
 
-def _namespace(obj: Any) -> str | None:
+def _namespace(obj: GenerateRequest) -> str | None:
     """The one that all prompts of ``obj`` are in, or None. The host has turned empty strings into
     None by now, and one value for all prompts into a list."""
     salts, keys = (

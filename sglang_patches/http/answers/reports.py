@@ -8,6 +8,7 @@ from typing import Any
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.request.wishes import KEY
 from sglang_patches.http.services.skill_service import service_of
 
@@ -28,7 +29,7 @@ class Refused(BadRequest):
 
 def keep_report(
     original: Callable[..., None],
-    manager: Any,
+    manager: TokenizerManager,
     meta_info: dict[str, Any],
     state: Any,
     customized_info: dict[str, Any],
@@ -50,7 +51,10 @@ def keep_report(
 
 
 def _keep(
-    manager: Any, report: dict[str, Any], state: Any, finish_reason: dict[str, Any] | None
+    manager: TokenizerManager,
+    report: dict[str, Any],
+    state: Any,
+    finish_reason: dict[str, Any] | None,
 ) -> None:
     if is_refusal(finish_reason or {}):
         return  # its report is not shown: raise_refusal reads it
@@ -72,7 +76,11 @@ def is_refusal(finish_reason: dict[str, Any]) -> bool:
 
 
 async def raise_refusal(
-    original: Callable[..., Awaitable[Any]], manager: Any, out: Any, state: Any, is_stream: bool
+    original: Callable[..., Awaitable[Any]],
+    manager: TokenizerManager,
+    out: Any,
+    state: Any,
+    is_stream: bool,
 ) -> Any:
     """AROUND ``TokenizerManager._handle_abort_finish_reason``: our refusals raise, streaming too.
 

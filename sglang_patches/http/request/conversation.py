@@ -16,6 +16,7 @@ from typing import Any
 
 from kvedit.errors import BadRequest
 from kvedit.request.options import PATH, Options, Sealed, from_wire
+from sglang_patches.host.protocols import GenerateRequest
 from sglang_patches.http.request.wishes import KEY, num_prompts
 
 PREFIX = "kvc-"
@@ -24,7 +25,7 @@ TOKEN_BYTES = 16  # 128 random bits
 _DIGEST_KEY = secrets.token_bytes(32)
 
 
-def seal(obj: Any, *, has_reports: bool = True) -> str | None:
+def seal(obj: GenerateRequest, *, has_reports: bool = True) -> str | None:
     """Put digests in place of the names and tokens in the options of ``obj``, which stand there in
     wire form. Returns the token to hand out with the answer; None: none was asked for.
 
@@ -80,7 +81,7 @@ def _options_of(params: Any) -> Options | None:
     return from_wire(custom[KEY]) if KEY in custom else None
 
 
-def _check_single(obj: Any, options: list[Options | None]) -> None:
+def _check_single(obj: GenerateRequest, options: list[Options | None]) -> None:
     params = obj.sampling_params
     several = [one for one in (params if isinstance(params, list) else [params]) if one]
     num_samples = max((one.get("n") or 1 for one in several), default=1)

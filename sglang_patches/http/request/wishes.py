@@ -12,11 +12,12 @@ from typing import Any
 
 from kvedit.errors import BadRequest
 from kvedit.request.options import PATH, Options, from_wire, parse_options
+from sglang_patches.host.protocols import GenerateRequest
 
 KEY = "kvedit"
 
 
-def settled(obj: Any, *, is_exact: bool) -> Any:
+def settled(obj: GenerateRequest, *, is_exact: bool) -> Any:
     """``obj.sampling_params`` (None, one or a list) with the options of each prompt in wire form.
 
     They go on as one JSON string: a nested object kills the scheduler under msgpack IPC. What the
@@ -35,7 +36,7 @@ def settled(obj: Any, *, is_exact: bool) -> Any:
     return _settled_one(obj, None, given, is_exact)
 
 
-def options_on_the_way(obj: Any, item: int) -> Options:
+def options_on_the_way(obj: GenerateRequest, item: int) -> Options:
     """The options of prompt ``item`` as ``settled`` wrote them."""
     params = obj.sampling_params
     if isinstance(params, list):
@@ -44,7 +45,7 @@ def options_on_the_way(obj: Any, item: int) -> Options:
     return from_wire(custom.get(KEY))
 
 
-def _settled_one(obj: Any, item: int | None, params: Any, is_exact: bool) -> Any:
+def _settled_one(obj: GenerateRequest, item: int | None, params: Any, is_exact: bool) -> Any:
     custom = _custom_params(params)
     said = parse_options(custom.get(KEY))
     options = _with_meaning(said, obj, item, params or {}, is_exact)
@@ -56,7 +57,7 @@ def _settled_one(obj: Any, item: int | None, params: Any, is_exact: bool) -> Any
 
 
 def _with_meaning(
-    said: Options, obj: Any, item: int | None, params: dict[str, Any], is_exact: bool
+    said: Options, obj: GenerateRequest, item: int | None, params: dict[str, Any], is_exact: bool
 ) -> Options:
     wants_nothing = params.get("max_new_tokens") == 0
     samples = secrets.token_hex(8) if _warms_for_nothing(params) else None
@@ -115,13 +116,13 @@ def _from_prompt(logprob_start_len: Any) -> bool:
     return isinstance(logprob_start_len, int) and logprob_start_len >= 0
 
 
-def num_prompts(obj: Any) -> int:
+def num_prompts(obj: GenerateRequest) -> int:
     """As the host will count them; 0 of an empty list."""
     prompts = _prompts(obj)
     return 1 if prompts is None else len(prompts)
 
 
-def _num_in_batch(obj: Any, params: dict[str, Any]) -> int:
+def _num_in_batch(obj: GenerateRequest, params: dict[str, Any]) -> int:
     """Prompts of what the host will make a batch: several prompts, or one that is sampled several
     times. 0: it will stay a single request, whose params must not become a list."""
     prompts = _prompts(obj)
@@ -130,15 +131,16 @@ def _num_in_batch(obj: Any, params: dict[str, Any]) -> int:
     return len(prompts)
 
 
-def _prompts(obj: Any) -> Any:
+def _prompts(obj: GenerateRequest) -> Any:
     """The list of prompts that the host will see in ``obj``; None: it is one prompt."""
     if obj.text is not None:
         return None if isinstance(obj.text, str) else obj.text
     ids, embeds = obj.input_ids, obj.input_embeds
     if ids is not None:
         return ids if len(ids) and not isinstance(ids[0], int) else None
-    is_list = bool(embeds and embeds[0]) and not isinstance(embeds[0][0], float)
-    return embeds if is_list else None
+    if not embeds or not embeds[0]:
+        return None
+    return None if isinstance(embeds[0][0], float) else embeds
 
 
 def _has_samples(params: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvedit.errors import KvEditError, Unavailable, from_status
 from kvedit.wire.commands import ReportCompileFailure
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services import rpc
 
 # Request ids of compiles on their way. Intake lets exactly these requests pass unchecked, so a
@@ -24,7 +25,7 @@ def is_own(request: Any) -> bool:
     return id(request) in _own_requests
 
 
-async def run(manager: Any, rid: str, prefix: list[int], ids: list[int]) -> None:
+async def run(manager: TokenizerManager, rid: str, prefix: list[int], ids: list[int]) -> None:
     """Prefill ``prefix + ids`` under the announced ``rid``.
 
     The scheduler stores the result when the request finishes. Raises KvEditError when it fails,
@@ -49,7 +50,7 @@ async def run(manager: Any, rid: str, prefix: list[int], ids: list[int]) -> None
         _own_requests.discard(id(request))
 
 
-async def _prefill(manager: Any, request: Any) -> None:
+async def _prefill(manager: TokenizerManager, request: Any) -> None:
     from fastapi import HTTPException
 
     try:

@@ -20,6 +20,7 @@ from kvedit.text.chat_probe import ChatForm, derive_chat_form
 from kvedit.text.tokens import TokenText
 from kvedit.wire.commands import DeclareField, ListFields, RemoveField, ShowField
 from kvedit.wire.views import DeclaredView, FieldsView, FieldView
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services import rpc
 from sglang_patches.http.services.auth import Caller
 from sglang_patches.http.services.mirror import Mirror
@@ -28,7 +29,7 @@ Messages = list[dict[str, str]]
 
 
 class FieldService:
-    def __init__(self, tokenizer_manager: Any) -> None:
+    def __init__(self, tokenizer_manager: TokenizerManager) -> None:
         self._manager = tokenizer_manager
         self._mirror = Mirror(tokenizer_manager)
         self._form: ChatForm | None = None  # derived for the first field that has a role

@@ -10,6 +10,7 @@ import msgspec
 from kvedit.errors import KvEditError, Unavailable
 from kvedit.wire.commands import Command
 from kvedit.wire.views import View
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services import rpc
 
 FRESH_WITHIN_S = 1.0
@@ -21,7 +22,9 @@ V = TypeVar("V", bound=View)
 class Mirror:
     """Asks the scheduler; answers with what it last said, marked stale, when that takes long."""
 
-    def __init__(self, manager: Any, *, fresh_within_s: float = FRESH_WITHIN_S) -> None:
+    def __init__(
+        self, manager: TokenizerManager, *, fresh_within_s: float = FRESH_WITHIN_S
+    ) -> None:
         self._manager = manager
         self._fresh_within_s = fresh_within_s
         self._answers: OrderedDict[Command[Any], Any] = OrderedDict()  # equal commands hash alike

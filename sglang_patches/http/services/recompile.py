@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from kvedit.errors import KvEditError
 from kvedit.wire.commands import RecompileSkill
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services import compile_request, rpc
 
 logger = logging.getLogger(__name__)
@@ -24,7 +24,7 @@ class Recompiler:
     """Starts recompiles by segment number and lets callers wait for them."""
 
     def __init__(
-        self, manager: Any, secret: str, *, clock: Callable[[], float] = time.monotonic
+        self, manager: TokenizerManager, secret: str, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._manager = manager
         self._secret = secret

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from kvedit.errors import Unavailable
 from kvedit.wire.commands import Command
 from kvedit.wire.envelope import answer_in, seal
+from sglang_patches.host.protocols import TokenizerManager
 
 A = TypeVar("A")
 KEY = "kvedit"
@@ -21,7 +22,9 @@ KEY = "kvedit"
 _in_flight: set[asyncio.Task[Any]] = set()
 
 
-async def call(manager: Any, command: Command[A], *, timeout_s: float | None = None) -> A:
+async def call(
+    manager: TokenizerManager, command: Command[A], *, timeout_s: float | None = None
+) -> A:
     """Send ``command`` and return its answer.
 
     Raises the KvEditError that the scheduler answered, or Unavailable after ``timeout_s`` seconds
@@ -36,7 +39,7 @@ async def call(manager: Any, command: Command[A], *, timeout_s: float | None = N
     return task.result()
 
 
-def start(manager: Any, command: Command[A]) -> asyncio.Task[A]:
+def start(manager: TokenizerManager, command: Command[A]) -> asyncio.Task[A]:
     """Begin a call; the task must not be cancelled."""
     task = asyncio.create_task(_ask(manager, command))
     _in_flight.add(task)
@@ -50,7 +53,7 @@ def _forget(task: asyncio.Task[Any]) -> None:
         task.exception()  # marks it as seen: the caller may have left
 
 
-async def _ask(manager: Any, command: Command[A]) -> A:
+async def _ask(manager: TokenizerManager, command: Command[A]) -> A:
     from sglang.srt.managers.io_struct import GetInternalStateReq
 
     nonce = secrets.token_hex(8)

@@ -39,6 +39,7 @@ from kvedit.wire.views import (
     TreeView,
 )
 from sglang_patches import faults
+from sglang_patches.host.protocols import TokenizerManager
 from sglang_patches.http.services import compile_request, rpc, skill_text
 from sglang_patches.http.services.auth import Caller
 from sglang_patches.http.services.body import Registration, parse_registration
@@ -53,7 +54,7 @@ BACKEND = "kvedit"
 class SkillService:
     """Holds no skills: the registry lives in the scheduler, where the cache is."""
 
-    def __init__(self, tokenizer_manager: Any, config: Config) -> None:
+    def __init__(self, tokenizer_manager: TokenizerManager, config: Config) -> None:
         self.config = config
         self.is_used = False  # whether somebody ever wanted a skill or a field here
         self.reports = ReportRing(config.ring_size)
@@ -230,7 +231,7 @@ class SkillService:
             task.exception()  # marks it as seen: the caller may have left
 
 
-def is_enabled(tokenizer_manager: Any) -> bool:
+def is_enabled(tokenizer_manager: TokenizerManager) -> bool:
     """Whether this server runs with our cache; without it the plugin does nothing."""
     return bool(tokenizer_manager.server_args.radix_cache_backend == BACKEND)
 
@@ -238,7 +239,7 @@ def is_enabled(tokenizer_manager: Any) -> bool:
 _services: WeakKeyDictionary[Any, SkillService] = WeakKeyDictionary()
 
 
-def service_of(tokenizer_manager: Any) -> SkillService:
+def service_of(tokenizer_manager: TokenizerManager) -> SkillService:
     """The one service of a tokenizer manager, made at the first call."""
     service = _services.get(tokenizer_manager)
     if service is None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from kvedit.checks import check_ids
 from kvedit.errors import BadRequest
+from sglang_patches.host.protocols import TokenizerManager
 
 
 def compile_prefix(tokenizer: Any) -> list[int]:
@@ -22,7 +23,7 @@ def compile_prefix(tokenizer: Any) -> list[int]:
 
 
 async def skill_ids(
-    manager: Any, text: str | None, input_ids: list[int] | None, *, num_prefix: int
+    manager: TokenizerManager, text: str | None, input_ids: list[int] | None, *, num_prefix: int
 ) -> list[int]:
     """The ids of a skill, each within the vocabulary and few enough to be prefilled.
 
@@ -41,7 +42,7 @@ async def skill_ids(
     return input_ids
 
 
-def longest_prompt(manager: Any) -> int:
+def longest_prompt(manager: TokenizerManager) -> int:
     """Tokens that a prompt may have: room in the context and in the KV pool for one answer."""
     context = int(manager.context_len) - int(manager.num_reserved_tokens)
     return min(context, int(manager.max_req_input_len)) - 1
