@@ -11,10 +11,12 @@ from kvedit.edit.locate import Located, locate
 from kvedit.edit.masked import Masked
 from kvedit.edit.served_path import Window
 from kvedit.fields.book import Field, value_problem
+from kvedit.reason import Reason
 from kvedit.text.chat import ChatForm, find_anchor, literal_anchor, raw_anchor
 from kvedit.text.tokens import Tokens
 
-ABSENT = ("not_in_prompt", "role_not_found")  # reasons of fields that the prompt does not have
+# of fields that the prompt does not have
+ABSENT = (Reason.NOT_IN_PROMPT, Reason.ROLE_NOT_FOUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class Unedited:
     """Why a field takes no part."""
 
     field: str
-    reason: str
+    reason: Reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,21 +67,21 @@ def read_prompt(
     found: list[Located] = []
     for field in fields:
         located = locate(field, ids, form, tokens)
-        problem = located if isinstance(located, str) else _problem(located, fields, tokens)
+        problem = located if isinstance(located, Reason) else _problem(located, fields, tokens)
         if problem is not None:
             unedited.append(Unedited(field.name, problem))
         elif isinstance(located, Located):
             found.append(located)
     found.sort(key=lambda located: located.start)
-    _drop(found, unedited, _overlapping(found), "overlapping")
+    _drop(found, unedited, _overlapping(found), Reason.OVERLAPPING)
     anchor, own_line = _anchor(ids, found, form, tokens)
     if anchor is None:
-        _drop(found, unedited, set(range(len(found))), "anchor_not_found")
+        _drop(found, unedited, set(range(len(found))), Reason.ANCHOR_NOT_FOUND)
     else:
         specs = [located.field.anchor == found[0].field.anchor for located in found]
-        _drop(found, unedited, {i for i, same in enumerate(specs) if not same}, "other_anchor")
+        _drop(found, unedited, {i for i, same in enumerate(specs) if not same}, Reason.OTHER_ANCHOR)
         behind = {i for i, located in enumerate(found) if located.stop > anchor}
-        _drop(found, unedited, behind, "behind_anchor")
+        _drop(found, unedited, behind, Reason.BEHIND_ANCHOR)
     return ClientPrompt(
         ids=ids,
         anchor=len(ids) if anchor is None else anchor,
@@ -91,7 +93,7 @@ def read_prompt(
     )
 
 
-def _problem(located: Located, fields: Sequence[Field], tokens: Tokens) -> str | None:
+def _problem(located: Located, fields: Sequence[Field], tokens: Tokens) -> Reason | None:
     return value_problem(located.value, fields, tokens.special_texts)
 
 
@@ -100,7 +102,7 @@ def _overlapping(found: Sequence[Located]) -> set[int]:
     return {*pairs, *(i - 1 for i in pairs)}
 
 
-def _drop(found: list[Located], unedited: list[Unedited], which: set[int], reason: str) -> None:
+def _drop(found: list[Located], unedited: list[Unedited], which: set[int], reason: Reason) -> None:
     unedited += [Unedited(found[i].field.name, reason) for i in sorted(which)]
     found[:] = [located for i, located in enumerate(found) if i not in which]
 

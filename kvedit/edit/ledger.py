@@ -10,7 +10,7 @@ two users may ask the same question and differ only in the field. So an entry is
     of the namespace, whatever its name, remembered or forgotten, was given the same reply at
     the same place with another text served (see ``rivals``).
 
-Everything else is served as sent, for one reason whatever is remembered: "not_proven".
+Everything else is served as sent, for one reason whatever is remembered: NOT_PROVEN.
 A restart forgets the rivals too: only a token, or a namespace of its own, keeps a conversation
 apart from one that reads the same in every word.
 One ledger per rank, fed with the same calls in the same order.
@@ -27,6 +27,7 @@ from kvedit.edit.masked import Masked, common_prefix, prefix_hashes
 from kvedit.edit.proofs import Claim, Scope
 from kvedit.edit.rivals import Heard, Rivals, Trace
 from kvedit.edit.served_path import ServedPath
+from kvedit.reason import Reason
 
 Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 
@@ -66,14 +67,14 @@ class Entry:
 class Found:
     """The longest entries of a request's conversation, the newest first, and who the request is.
 
-    reason: why there are none: "not_proven", or "no_base" if the caller's would have been found.
+    reason: why there are none: NOT_PROVEN, or NO_BASE if the caller's would have been found.
     """
 
     entries: tuple[Entry, ...] = ()
     length: int = 0  # masked tokens
     lineage: int | None = None
     depth: int = 0
-    reason: str = ""
+    reason: Reason | None = None
 
 
 class Ledger:
@@ -114,7 +115,8 @@ class Ledger:
                 lineage = self._lineage_of(proven)
                 own, length = _longest_of(lineage, [*behind, (length, proven)])
                 return self._found(own, length, lineage)
-        return Found(reason="no_base" if is_proven or claim.is_expired else "not_proven")
+        is_known = is_proven or claim.is_expired
+        return Found(reason=Reason.NO_BASE if is_known else Reason.NOT_PROVEN)
 
     def _found(self, entries: Sequence[Entry], length: int, lineage: int | None) -> Found:
         """lineage: None if nobody knows which conversation this is: it begins its own line."""

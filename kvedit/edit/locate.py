@@ -10,11 +10,12 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvedit.reason import Reason
 from kvedit.text.chat import ChatForm, messages
 from kvedit.text.tokens import Tokens
 
@@ -23,15 +24,6 @@ if TYPE_CHECKING:
 
 MAX_VALUE_TOKENS = 64
 EDGE_BYTES = 256  # how far a run of mergeable characters behind a value is followed
-
-Reason = Literal[
-    "role_not_found",
-    "not_in_prompt",
-    "value_empty",
-    "value_too_long",
-    "value_open",
-    "tokens_merge",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +53,25 @@ def locate(
     """The first occurrence of ``field`` in its region of ``ids``, or why there is none."""
     region = _region(field, ids, form)
     if region is None:
-        return "role_not_found"
+        return Reason.ROLE_NOT_FOUND
     data, ends = tokens.joined(ids[region.start : region.stop])
     prefix = _utf8(field.prefix)
     begin = data.find(prefix)
     if begin < 0:
-        return "not_in_prompt"
+        return Reason.NOT_IN_PROMPT
     span = _value_span(data, begin + len(prefix), field.suffix, region.cut)
-    if isinstance(span, str):
+    if isinstance(span, Reason):
         return span
     start, stop = span
     first, last = _token_at(ends, start), _token_at(ends, stop - 1)
     if last - first + 1 > MAX_VALUE_TOKENS:
-        return "value_too_long"
+        return Reason.VALUE_TOO_LONG
     left = begin + _left_edge(data[begin:start])
     mark = _first_mark(ids, region.start + last + 1, region.stop, tokens) - region.start
     limit = int(ends[mark - 1])
     right = stop + _right_edge(data[stop : min(limit, stop + EDGE_BYTES)])
     if right == limit and region.cut and mark == len(ends):
-        return "tokens_merge"  # what follows the region may take part in a merge
+        return Reason.TOKENS_MERGE  # what follows the region may take part in a merge
     return _window(field, region.start, data, ends, (left, start, stop, right))
 
 
@@ -97,24 +89,22 @@ def _region(field: Field, ids: Sequence[int], form: ChatForm | None) -> _Region 
     return _Region(message.start, message.stop, cut=False)
 
 
-def _value_span(
-    data: bytes, start: int, suffix: str, cut: bool
-) -> tuple[int, int] | Literal["value_open", "value_empty", "tokens_merge"]:
+def _value_span(data: bytes, start: int, suffix: str, cut: bool) -> tuple[int, int] | Reason:
     """Bytes [start, stop) of the value that begins at ``start``, spaces around it left out."""
     line_end = _line_end(data, start)
     if suffix:
         stop = data.find(_utf8(suffix), start)
         if not 0 <= stop <= line_end:
-            return "value_open"
+            return Reason.VALUE_OPEN
     elif line_end == len(data) and cut:
-        return "value_open"
+        return Reason.VALUE_OPEN
     else:
         stop = line_end
     text = decoded(data[start:stop])
     if text is None:
-        return "tokens_merge"  # these ids are not the tokens of any text
+        return Reason.TOKENS_MERGE  # these ids are not the tokens of any text
     if not text.strip():
-        return "value_empty"
+        return Reason.VALUE_EMPTY
     start += len(text[: len(text) - len(text.lstrip())].encode())
     return start, start + len(text.strip().encode())
 
@@ -176,7 +166,7 @@ def _window(
     data: bytes,
     ends: NDArray[np.int64],
     edges: tuple[int, int, int, int],
-) -> Located | Literal["tokens_merge"]:
+) -> Located | Reason:
     """Widen to token edges, and on to edges that are also those of characters."""
     left, start, stop, right = edges
     first, last = _token_at(ends, left), _token_at(ends, right - 1)
@@ -188,7 +178,7 @@ def _window(
     value = decoded(data[start:stop])
     after = decoded(data[stop : int(ends[last])])
     if before is None or value is None or after is None:
-        return "tokens_merge"
+        return Reason.TOKENS_MERGE
     return Located(field, offset + first, offset + last + 1, value, before, after)
 
 

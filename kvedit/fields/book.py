@@ -20,6 +20,7 @@ from kvedit.fields.declaration import (
     text_problem,
 )
 from kvedit.namespace import SHARED, may_meet
+from kvedit.reason import Reason
 
 MAX_FIELDS = 32  # per namespace
 Key = tuple[str, str]  # (namespace, name)
@@ -173,11 +174,11 @@ class FieldBook:
 
 def value_problem(
     value: str, fields: Sequence[Field], special_texts: Collection[str]
-) -> str | None:
+) -> Reason | None:
     """Why ``value`` may not enter a prompt's line, or None.
 
-    "value_empty", "value_too_long" (characters; tokens are counted where it is located) or
-    "value_markup": a line break or control character, the text of a control token, the text by
+    VALUE_EMPTY, VALUE_TOO_LONG (characters; tokens are counted where it is located) or
+    VALUE_MARKUP: a line break or control character, the text of a control token, the text by
     which a line of one of ``fields`` is recognised, or the text before the value of one.
     """
     problem = text_problem(value)
@@ -190,7 +191,7 @@ def value_problem(
         or any(field.marker in folded for field in fields)
         or any(fold(field.prefix) in folded for field in fields)
     )
-    return "value_markup" if forged else None
+    return Reason.VALUE_MARKUP if forged else None
 
 
 def share_requests(one: Field, other: Field) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from dataclasses import dataclass
 
+from kvedit.reason import Reason
 from kvedit.request.strategy import Strategy
 
 ROLES = ("system", "user", "tool")
@@ -68,14 +69,14 @@ class Declaration(Terms):
     replace: bool
 
 
-def text_problem(value: str) -> str | None:
-    """Why a text cannot be the value of any field: "value_empty", "value_too_long" or
-    "value_markup" (a line break, another control character, no Unicode)."""
+def text_problem(value: str) -> Reason | None:
+    """Why a text cannot be the value of any field: VALUE_EMPTY, VALUE_TOO_LONG or VALUE_MARKUP
+    (a line break, another control character, no Unicode)."""
     if not value.strip():
-        return "value_empty"
+        return Reason.VALUE_EMPTY
     if len(value) > MAX_VALUE_CHARS:
-        return "value_too_long"
-    return None if is_one_line(value) else "value_markup"
+        return Reason.VALUE_TOO_LONG
+    return None if is_one_line(value) else Reason.VALUE_MARKUP
 
 
 def is_one_line(text: str) -> bool:

@@ -6,6 +6,7 @@ import enum
 from array import array
 from dataclasses import dataclass
 
+from kvedit.reason import Reason
 from kvedit.skills.declaration import SkillDeclaration
 
 
@@ -18,6 +19,15 @@ class State(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+# why nothing new is composed from a skill that is not ready
+WHY_NOT_READY = {
+    State.COMPILING: Reason.COMPILING,
+    State.EVICTED: Reason.EVICTED,
+    State.RETIRED: Reason.RETIRED,
+    State.FAILED: Reason.FAILED,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from kvedit.reason import Reason
 from kvedit.splice.spans import Piece, Pieces, Refusal
 
 MAX_BOUNDARIES = 16  # forced chunk boundaries, each time a request is admitted
@@ -39,8 +40,8 @@ def afford(pieces: Pieces, matched: int, price_tokens: int) -> Afforded:
         pieces=tuple(piece for piece in pieces if id(piece) not in dropped),
         num_boundaries=len(paying) - len(too_many),
         lost=(
-            *_lost(cheap, "not_worth_a_pass", price_tokens),
-            *_lost(too_many, "too_many_runs", MAX_BOUNDARIES),
+            *_lost(cheap, Reason.NOT_WORTH_A_PASS, price_tokens),
+            *_lost(too_many, Reason.TOO_MANY_RUNS, MAX_BOUNDARIES),
         ),
     )
 
@@ -59,7 +60,7 @@ def _length(run: Sequence[Piece]) -> int:
     return run[-1].stop - run[0].start
 
 
-def _lost(runs: Sequence[Sequence[Piece]], reason: str, limit: int) -> list[Lost]:
+def _lost(runs: Sequence[Sequence[Piece]], reason: Reason, limit: int) -> list[Lost]:
     """One refusal for each segment, with the longest of its runs."""
     longest: dict[int, tuple[str, int]] = {}
     for run in runs:

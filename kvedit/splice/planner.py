@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.skills.matcher import ANCHOR_TOKENS, Match
 from kvedit.skills.registry import Registry
@@ -164,10 +165,10 @@ def _lay(segment: Segment, match: Match, seam: int, limits: PlanLimits) -> Span 
     stop = min(match_stop, donor_stop, limits.last_position) // page * page
     if seam > segment.num_tokens:
         detail = (("seam", seam), ("num_tokens", segment.num_tokens))
-        return Refusal(skill=segment.name, reason="seam_too_long", detail=detail)
+        return Refusal(skill=segment.name, reason=Reason.SEAM_TOO_LONG, detail=detail)
     if stop - start < limits.min_span_tokens:
         short = (("num_tokens", max(0, stop - start)),)
-        return Refusal(skill=segment.name, reason="too_short", detail=short)
+        return Refusal(skill=segment.name, reason=Reason.TOO_SHORT, detail=short)
     return Span(
         segment=segment.number,
         skill=segment.name,
@@ -186,16 +187,16 @@ def _partial(segment: Segment, match: Match, num_tokens: int) -> list[Refusal]:
     if skill_stop >= segment.num_tokens or at_prompt_end:
         return []
     detail = (("index", skill_stop), ("position", match.prompt_start + match.num_tokens))
-    return [Refusal(skill=segment.name, reason="differs_at", detail=detail)]
+    return [Refusal(skill=segment.name, reason=Reason.DIFFERS_AT, detail=detail)]
 
 
-def _absence(registry: Registry, namespace: str, name: str) -> str:
+def _absence(registry: Registry, namespace: str, name: str) -> Reason:
     """Why a named skill was not found in the prompt."""
     named = [s for s in registry.listed(namespace) if s.segment.name == name]
     current = [s for s in named if s.state is not State.RETIRED]
     if not current:
-        return "retired" if named else "unknown_skill"
+        return Reason.RETIRED if named else Reason.UNKNOWN_SKILL
     if all(s.state is State.FAILED for s in current):
-        return "failed"
+        return Reason.FAILED
     short = all(s.segment.num_tokens < ANCHOR_TOKENS for s in current)
-    return "too_short" if short else "not_in_prompt"
+    return Reason.TOO_SHORT if short else Reason.NOT_IN_PROMPT

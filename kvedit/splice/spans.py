@@ -10,6 +10,7 @@ from array import array
 from dataclasses import dataclass
 from typing import Any
 
+from kvedit.reason import Reason
 from kvedit.splice.virtual_ids import virtual_ids
 
 
@@ -64,11 +65,11 @@ class Refusal:
     """Why a skill, or a part of it, is served plainly."""
 
     skill: str
-    reason: str
+    reason: Reason
     detail: tuple[tuple[str, int], ...] = ()
 
     def to_report(self) -> dict[str, Any]:
-        return {"skill": self.skill, "reason": self.reason, **dict(self.detail)}
+        return {"skill": self.skill, "reason": str(self.reason), **dict(self.detail)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from kvedit.edit.client_prompt import ClientPrompt
 from kvedit.edit.ledger import Found
 from kvedit.edit.proofs import Claim
 from kvedit.edit.variants import Variant
+from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.splice.spans import Pieces, Plan, Refusal, cut, served_ids
 from kvedit.splice.token_classes import TokenSplit
@@ -60,28 +61,29 @@ class EditState:
         return "+".join(done) or "continued"
 
     @property
-    def reason(self) -> str | None:
+    def reason(self) -> Reason | None:
         """Why the prompt is served as it was sent."""
         return self.why_sent if self.chosen.base == "sent" else None
 
     @property
-    def why_sent(self) -> str:
+    def why_sent(self) -> Reason:
         """What kept every other prompt from being served. Follows from the request and from turns
         that are proven to be the caller's, never from what else is remembered or cached."""
         if not self.client.windows:
-            return "no_field"
+            return Reason.NO_FIELD
         if self.is_plain:
-            return "strategy"
-        if self.found.reason:
+            return Reason.STRATEGY
+        if self.found.reason is not None:
             return self.found.reason
         has_turns = any(variant.base == "conversation" for variant in self.others)
-        return "no_saving" if has_turns else "strategy"
+        return Reason.NO_SAVING if has_turns else Reason.STRATEGY
 
     @property
     def hint(self) -> str | None:
         """What the client could do about the reason."""
         reason = self.reason
-        is_wanted = reason == "not_proven" or (reason == "no_base" and self.claim.is_expired)
+        is_lapsed = reason is Reason.NO_BASE and self.claim.is_expired
+        is_wanted = reason is Reason.NOT_PROVEN or is_lapsed
         return self.claim.hint if is_wanted else None
 
     def report(self) -> dict[str, object]:
@@ -89,7 +91,7 @@ class EditState:
         return {
             "client_prompt_tokens": len(self.client.ids),
             "base": self.chosen.base,
-            "as_sent_because": self.reason,
+            "as_sent_because": _word(self.reason),
             "as_sent_hint": self.hint,
             "errata": [
                 {
@@ -101,7 +103,7 @@ class EditState:
                 for line in self.chosen.new_lines
             ],
             "edited": [fields[number].name for number in self.chosen.edited],
-            "unedited": [{"field": u.field, "reason": u.reason} for u in self.client.refused],
+            "unedited": [{"field": u.field, "reason": str(u.reason)} for u in self.client.refused],
         }
 
 
@@ -130,7 +132,7 @@ class RequestState:
     lost: tuple[tuple[int, Refusal], ...] = ()
     evicted: set[int] = field(default_factory=set)
     edit: EditState | None = None
-    no_edits: str | None = None
+    no_edits: Reason | None = None
     unmet: str = ""
 
     def replan(self, plan: Plan) -> None:
@@ -150,7 +152,7 @@ class RequestState:
         self.pieces = cut(self.pieces, position)
         self.split.refuse(refusals)
 
-    def drop(self, position: int, reason: str) -> None:
+    def drop(self, position: int, reason: Reason) -> None:
         """Forget the plan; tokens before ``position`` keep their spelling, for their KV is what
         it is and must not answer a look-up for real tokens."""
         lost = {span.skill for spans in self.plan.alternatives for span in spans}
@@ -170,11 +172,15 @@ class RequestState:
         return {
             "client_prompt_tokens": self.split.num_tokens,
             "base": "sent",
-            "as_sent_because": self.no_edits,
+            "as_sent_because": _word(self.no_edits),
             "errata": [],
             "edited": [],
             "unedited": [],
         }
+
+
+def _word(reason: Reason | None) -> str | None:
+    return None if reason is None else str(reason)
 
 
 def report_of(req: Req) -> dict[str, object] | None:

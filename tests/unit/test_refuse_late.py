@@ -6,6 +6,7 @@ from array import array
 from types import SimpleNamespace
 from typing import Any
 
+from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
@@ -18,7 +19,7 @@ from sglang_patches.scheduler.request_state import RequestState, report_of  # no
 from sglang_patches.scheduler.telemetry.metrics import Metrics  # noqa: E402
 from sglang_patches.scheduler.telemetry.reporter import Reporter  # noqa: E402
 
-EVICTED = Refusal(skill="policy", reason="evicted")
+EVICTED = Refusal(skill="policy", reason=Reason.EVICTED)
 
 
 def admitted_again(output: list[int]) -> SimpleNamespace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvedit.reason import Reason
 from kvedit.splice.spans import Refusal, cut, run_end
 from kvedit.splice.token_classes import COUNTS, TokenSplit, joined, without_values
 from tests.unit.spans_of import span, whole
@@ -68,8 +69,10 @@ def test_output_tokens_have_no_class():
 
 def test_a_refusal_is_reported_once():
     split = TokenSplit(NUM_TOKENS)
-    split.refuse([Refusal(skill="a", reason="evicted")])
-    split.refuse([Refusal(skill="a", reason="evicted"), Refusal(skill="a", reason="no_slots")])
+    split.refuse([Refusal(skill="a", reason=Reason.EVICTED)])
+    split.refuse(
+        [Refusal(skill="a", reason=Reason.EVICTED), Refusal(skill="a", reason=Reason.NO_SLOTS)]
+    )
     assert [r["reason"] for r in split.to_report()["refused"]] == ["evicted", "no_slots"]
 
 

@@ -5,6 +5,7 @@ from array import array
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvedit.reason import Reason
 from kvedit.splice.spans import Piece, Plan, Refusal, cut, next_start, overlap, run_end, served_ids
 from kvedit.splice.virtual_ids import is_virtual, segment_of
 from tests.unit.spans_of import span, whole
@@ -94,7 +95,9 @@ def test_alternatives_leave_out_what_is_empty():
 
 
 def test_a_refusal_reports_its_detail_as_fields():
-    refusal = Refusal(skill="policy", reason="differs_at", detail=(("index", 3), ("position", 9)))
+    refusal = Refusal(
+        skill="policy", reason=Reason.DIFFERS_AT, detail=(("index", 3), ("position", 9))
+    )
     assert refusal.to_report() == {
         "skill": "policy",
         "reason": "differs_at",

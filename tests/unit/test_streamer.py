@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
@@ -53,7 +54,7 @@ def test_a_running_request_has_none_and_a_finished_one_all_that_happened() -> No
     mine = state()
     mine.split.cover((), prefix_len=2, extend_end=NUM_TOKENS)
     assert info_of(request(mine)) == {"host": [[1]]}
-    mine.split.refuse((Refusal(skill="late", reason="evicted"),))  # a retraction, after output
+    mine.split.refuse((Refusal(skill="late", reason=Reason.EVICTED),))  # a retraction, after output
     info = info_of(request(None), request(mine, is_finished=True), request(mine))
     assert info["host"] == [[1], [1], [1]]
     [report] = info["kvedit"][1]

@@ -7,6 +7,7 @@ from array import array
 from typing import Any
 
 from kvedit.edit.variants import Variant
+from kvedit.reason import Reason
 from kvedit.splice.spelling import Choice
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState, key_of
@@ -68,7 +69,7 @@ def unmet(room: EditRoom, req: Any, edit: EditState) -> list[str]:
     """Why ``edits: require`` cannot be met: reuse must reach beyond every field in the prompt."""
     reasons = [f"{item.field}: {item.reason}" for item in edit.client.refused]
     if not edit.client.windows:
-        return reasons or ["no_field"]
+        return reasons or [str(Reason.NO_FIELD)]
     if not any(_reaches(edit, v, _choice(room, req, v)) for v in (edit.sent, *edit.others)):
         hint = f" ({edit.hint})" if edit.hint else ""
         reasons.append(f"{edit.why_sent}{hint}")

@@ -13,6 +13,7 @@ from kvedit.edit.proofs import Claim, claim_of
 from kvedit.edit.served_path import ServedPath
 from kvedit.edit.variants import Variant, as_sent, on_conversation, on_values
 from kvedit.edit.window import window_ids
+from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.request.strategy import Strategy
 from kvedit.splice.spans import Plan, cut, served_ids
@@ -56,7 +57,7 @@ def edit_state(room: EditRoom, req: Any, namespace: str, options: Options, plan:
         client=client,
         claim=claim,
         weight_epoch=room.weight_epoch,
-        found=_find(room, client, claim) if client.windows else Found(reason="no_field"),
+        found=_find(room, client, claim) if client.windows else Found(reason=Reason.NO_FIELD),
         sent=as_sent(client, plan),
     )
 

@@ -8,13 +8,21 @@ from typing import Any
 from kvedit.edit.client_prompt import ClientPrompt
 from kvedit.edit.ledger import Entry
 from kvedit.edit.served_path import ServedPath
+from kvedit.reason import Reason
 from sglang_patches.scheduler.edit.read import edit_state
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState
 
 # reasons of a field that stands in a prompt, but not with another value
 UNREAD_VALUE = frozenset(
-    ("value_empty", "value_too_long", "value_markup", "value_open", "tokens_merge", "overlapping")
+    (
+        Reason.VALUE_EMPTY,
+        Reason.VALUE_TOO_LONG,
+        Reason.VALUE_MARKUP,
+        Reason.VALUE_OPEN,
+        Reason.TOKENS_MERGE,
+        Reason.OVERLAPPING,
+    )
 )
 
 

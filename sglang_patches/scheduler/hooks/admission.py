@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 
+from kvedit.reason import Reason
 from kvedit.splice.spans import next_start, run_end
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
@@ -173,7 +174,7 @@ def _settle_cover(rooms: Rooms, req: Any, state: RequestState, split: TokenSplit
     state.evicted |= {
         segment
         for segment, refusal in lost
-        if refusal.reason == "evicted" and not rooms.donors.is_path(segment)
+        if refusal.reason is Reason.EVICTED and not rooms.donors.is_path(segment)
     }
     if state.unmet or (state.options.splice == "require" and state.split.refused):
         refuse_late(req, state)

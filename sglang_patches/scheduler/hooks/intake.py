@@ -14,8 +14,8 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
+from kvedit.reason import Reason
 from kvedit.request.options import Options, from_wire
-from kvedit.skills.segment import State
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
@@ -28,7 +28,7 @@ from sglang_patches.scheduler.splice.tree import KvEditCache
 from sglang_patches.scheduler.telemetry.metrics import Metrics
 from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 
-RECOVERABLE = (State.EVICTED.value, State.COMPILING.value)
+RECOVERABLE = (Reason.EVICTED, Reason.COMPILING)
 REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
 
 
@@ -63,7 +63,7 @@ def _serve_as_sent(edits: EditRoom, req: Any, state: RequestState, edit: EditSta
     serve(edits, req, state, edit, edit.sent)
     state.edit = None
     if state.options.edits == "require":
-        state.unmet = "edits: internal_error"
+        state.unmet = f"edits: {Reason.INTERNAL_ERROR}"
 
 
 def _forget(rooms: Rooms, req: Any, recv_req: Any) -> None:
@@ -143,7 +143,7 @@ def _plan(rooms: Rooms, req: Any, recv_req: Any, options: Options) -> RequestSta
 
     fields, registry = edits.fields.visible(namespace), rooms.desk.registry
     could_apply = bool(fields or registry.listed(namespace))
-    blockers = ["exact"] * could_apply if options.exact else _blockers(req, recv_req)
+    blockers = [Reason.EXACT] * could_apply if options.exact else _blockers(req, recv_req)
     if options.exact or blockers:
         plan = Plan(
             num_tokens=len(ids),
@@ -173,26 +173,28 @@ def _is_warmer(metrics: Metrics, recv_req: Any, options: Options) -> bool:
     return recv_req.sampling_params.max_new_tokens == 0 and not options.sealed.wants_nothing
 
 
-def _no_edits(options: Options) -> str | None:
-    return "exact" if options.exact else "off" if options.edits == "off" else None
+def _no_edits(options: Options) -> Reason | None:
+    if options.exact:
+        return Reason.EXACT
+    return Reason.OFF if options.edits == "off" else None
 
 
-def _blockers(req: Any, recv_req: Any) -> list[str]:
+def _blockers(req: Any, recv_req: Any) -> list[Reason]:
     """Features that look at every prompt token, or key it by more than its id."""
     checks = {
-        "session": recv_req.session_params is not None or recv_req.session_id is not None,
-        "input_embeds": recv_req.input_embeds is not None,
-        "positional_embed_overrides": recv_req.positional_embed_overrides is not None,
-        "token_type_ids": recv_req.token_type_ids is not None,
-        "multimodal": recv_req.mm_inputs is not None,
-        "multi_item": recv_req.multi_item_delimiter_indices is not None,
-        "token_indices_to_pool": recv_req.token_indices_to_pool is not None,
-        "routed_experts": bool(recv_req.return_routed_experts),
-        "indexer_topk": bool(recv_req.return_indexer_topk),
-        "hidden_states": bool(recv_req.return_hidden_states),
-        "adapter": recv_req.lora_id is not None,
-        "no_cache_insert": bool(req.skip_radix_cache_insert),
-        "beam": BeamCoordinator.request_beam_width(recv_req) > 1,
+        Reason.SESSION: recv_req.session_params is not None or recv_req.session_id is not None,
+        Reason.INPUT_EMBEDS: recv_req.input_embeds is not None,
+        Reason.POSITIONAL_EMBED_OVERRIDES: recv_req.positional_embed_overrides is not None,
+        Reason.TOKEN_TYPE_IDS: recv_req.token_type_ids is not None,
+        Reason.MULTIMODAL: recv_req.mm_inputs is not None,
+        Reason.MULTI_ITEM: recv_req.multi_item_delimiter_indices is not None,
+        Reason.TOKEN_INDICES_TO_POOL: recv_req.token_indices_to_pool is not None,
+        Reason.ROUTED_EXPERTS: bool(recv_req.return_routed_experts),
+        Reason.INDEXER_TOPK: bool(recv_req.return_indexer_topk),
+        Reason.HIDDEN_STATES: bool(recv_req.return_hidden_states),
+        Reason.ADAPTER: recv_req.lora_id is not None,
+        Reason.NO_CACHE_INSERT: bool(req.skip_radix_cache_insert),
+        Reason.BEAM: BeamCoordinator.request_beam_width(recv_req) > 1,
     }
     return [reason for reason, blocked in checks.items() if blocked]
 

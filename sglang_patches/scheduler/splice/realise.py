@@ -16,7 +16,8 @@ from sglang.srt.mem_cache.base_prefix_cache import InsertParams, MatchPrefixPara
 from sglang.srt.mem_cache.common import evict_from_tree_cache
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
-from kvedit.skills.segment import State
+from kvedit.reason import Reason
+from kvedit.skills.segment import WHY_NOT_READY, State
 from kvedit.splice.spans import Piece, Refusal, served_ids
 from sglang_patches.guard import LostVote, agree
 from sglang_patches.pools import LostWindowSlots
@@ -68,7 +69,7 @@ class Splice:
         elif cached.device_prefix_len > self.start:
             self._take_over(cached)
         elif not self._allocate():
-            self._refuse(self._donors[0].piece, "no_slots")
+            self._refuse(self._donors[0].piece, Reason.NO_SLOTS)
         else:
             self._insert()
 
@@ -87,7 +88,7 @@ class Splice:
             # The tree may hold slots whose bytes will never be written: make them unreachable.
             for segment in sorted({copy.segment for copy in self._copies}):
                 self._parts.donors.distrust(segment)
-        self._state.drop(self.start, "internal_error")
+        self._state.drop(self.start, Reason.INTERNAL_ERROR)
         self._release()
 
     def _take_over(self, cached: MatchResult) -> None:
@@ -95,7 +96,7 @@ class Splice:
         chunk. The whole of it serves; where only a part is there, the rest is computed. Its donors
         are known, so its copies have not failed."""
         if cached.device_prefix_len < self.stop:
-            self._refuse(self._donors[0].piece, "overtaken")
+            self._refuse(self._donors[0].piece, Reason.OVERTAKEN)
             return
         self.node = cached.last_device_node
         path = self._tree.path_device_indices(self.node)
@@ -113,13 +114,13 @@ class Splice:
             self._donors.append(donor)
         return None
 
-    def _why_lost(self, segment: int) -> str:
+    def _why_lost(self, segment: int) -> Reason:
         """Why a donor is not there. One that a compile brings back is noted."""
         donors = self._parts.donors
         why = donors.lost(segment)
         if why is State.EVICTED and not donors.is_path(segment):
             self._state.evicted.add(segment)
-        return why.value
+        return WHY_NOT_READY[why]
 
     def _allocate(self) -> bool:
         num_tokens, copies = self.stop - self.start, self._parts.copies
@@ -136,7 +137,7 @@ class Splice:
         try:
             self._copies = [self._copy(donor, self.slots) for donor in self._donors]
         except LostWindowSlots:
-            self._refuse(self._donors[0].piece, "window_lost")
+            self._refuse(self._donors[0].piece, Reason.WINDOW_LOST)
             return
         insertion = self._insertion(self.slots)
         agree("realise")  # from here on the tree changes
@@ -171,7 +172,7 @@ class Splice:
         ids = served_ids(req.full_untruncated_fill_ids[: self.stop], self._state.pieces)
         return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
 
-    def _refuse(self, piece: Piece, reason: str) -> None:
+    def _refuse(self, piece: Piece, reason: Reason) -> None:
         self._state.give_up(self.start)
         refusal = Refusal(skill=piece.span.skill, reason=reason)
         self._parts.reporter.refuse(self._state, (refusal,))

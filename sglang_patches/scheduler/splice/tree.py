@@ -26,7 +26,8 @@ from sglang.srt.mem_cache.base_prefix_cache import (
 from sglang.srt.mem_cache.radix_cache import RadixKey
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
-from kvedit.skills.segment import State
+from kvedit.reason import Reason
+from kvedit.skills.segment import WHY_NOT_READY, State
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from sglang_patches.guard import boundary
@@ -63,7 +64,7 @@ class KvEditCache(UnifiedRadixCache):
         state = planned(params.req)
         if state is None:
             return super().match_prefix(params)
-        with boundary("match_prefix", lambda: state.drop(0, "internal_error")) as hook:
+        with boundary("match_prefix", lambda: state.drop(0, Reason.INTERNAL_ERROR)) as hook:
             result = self._match_served(params, state)
         return result if hook.is_well else super().match_prefix(params)
 
@@ -116,7 +117,8 @@ class KvEditCache(UnifiedRadixCache):
         return self.parts.donors.state_of(span) is State.READY
 
     def _refusal(self, span: Span) -> Refusal:
-        return Refusal(skill=span.skill, reason=self.parts.donors.state_of(span).value)
+        state = self.parts.donors.state_of(span)
+        return Refusal(skill=span.skill, reason=WHY_NOT_READY[state])
 
     # ---- the two entry points of a splice
 

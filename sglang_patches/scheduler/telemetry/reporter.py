@@ -35,8 +35,9 @@ class Reporter:
                 continue
             state.split.refuse((refusal,))
             if state.is_counted:
-                self.metrics.count_splice("refused", refusal.reason)
-                self.publish("splice_refused", skill=refusal.skill, reason=refusal.reason)
+                reason = str(refusal.reason)
+                self.metrics.count_splice("refused", reason)
+                self.publish("splice_refused", skill=refusal.skill, reason=reason)
 
     def spliced(
         self, state: RequestState, *, skill: str, start: int, stop: int, delta: int
