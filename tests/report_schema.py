@@ -1,4 +1,4 @@
-"""Whether a report is what ``kvedit.wire.report`` declares, to the key."""
+"""Whether a report is what ``kvedit.request.report`` declares, to the key."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from kvedit.wire.report import BatchReport, PromptReport
+from kvedit.request.report import BatchReport, PromptReport
 
 
 def checked(report: Any) -> Any:

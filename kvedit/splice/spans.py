@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
-from typing import Any
 
 from kvedit.reason import Reason
+from kvedit.request.report import RefusalReport, SpanReport
 from kvedit.splice.virtual_ids import virtual_ids
 
 
@@ -50,14 +50,15 @@ class Span:
         offset = self.prefix_len - self.base
         return start + offset, stop + offset
 
-    def to_report(self) -> dict[str, Any]:
-        return {
-            "skill": self.skill,
-            "start": self.start,
-            "stop": self.stop,
-            "seam": self.seam,
-            "delta": self.delta_pos,
-        }
+    def to_report(self) -> SpanReport:
+        """As clients see it."""
+        return SpanReport(
+            skill=self.skill,
+            start=self.start,
+            stop=self.stop,
+            seam=self.seam,
+            delta=self.delta_pos,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,8 +69,9 @@ class Refusal:
     reason: Reason
     detail: tuple[tuple[str, int], ...] = ()
 
-    def to_report(self) -> dict[str, Any]:
-        return {"skill": self.skill, "reason": str(self.reason), **dict(self.detail)}
+    def to_report(self) -> RefusalReport:
+        """As clients see it."""
+        return RefusalReport(skill=self.skill, reason=self.reason, **dict(self.detail))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

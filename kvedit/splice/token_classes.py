@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kvedit.request.report import PromptReport
 from kvedit.splice.spans import Pieces, Refusal, Span, overlap
 
 CLASSES = ("exact", "composed", "derived", "computed")
@@ -91,12 +92,19 @@ class TokenSplit:
     def counts(self) -> dict[str, int]:
         return {name: getattr(self, name) for name in COUNTS}
 
-    def to_report(self) -> dict[str, Any]:
-        return {
-            **self.counts(),
-            "spans": [span.to_report() for _, span in sorted(self.spans.items())],
-            "refused": [refusal.to_report() for refusal in self.refused],
-        }
+    def to_report(self) -> PromptReport:
+        """As clients see it, of a prompt without fields."""
+        return PromptReport(
+            exact=self.exact,
+            composed=self.composed,
+            derived=self.derived,
+            computed=self.computed,
+            repaired=self.repaired,
+            erratum=self.erratum,
+            copied=self.copied,
+            spans=[span.to_report() for _, span in sorted(self.spans.items())],
+            refused=[refusal.to_report() for refusal in self.refused],
+        )
 
 
 def joined(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import msgspec
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.edit.client_prompt import ClientPrompt
@@ -14,6 +15,7 @@ from kvedit.edit.proofs import Claim
 from kvedit.edit.variants import Variant
 from kvedit.reason import Reason
 from kvedit.request.options import Options
+from kvedit.request.report import LineReport, PromptReport, UneditedReport
 from kvedit.splice.spans import Pieces, Plan, Refusal, cut, served_ids
 from kvedit.splice.token_classes import TokenSplit
 
@@ -86,25 +88,27 @@ class EditState:
         is_wanted = reason is Reason.NOT_PROVEN or is_lapsed
         return self.claim.hint if is_wanted else None
 
-    def report(self) -> dict[str, object]:
+    def added_to(self, report: PromptReport) -> PromptReport:
+        """``report`` with what was done about the prompt's fields."""
         fields = self.client.fields
-        return {
-            "client_prompt_tokens": len(self.client.ids),
-            "base": self.chosen.base,
-            "as_sent_because": _word(self.reason),
-            "as_sent_hint": self.hint,
-            "errata": [
-                {
-                    "field": fields[line.number].name,
-                    "start": line.start,
-                    "stop": line.stop,
-                    "text": fields[line.number].line(line.value),
-                }
+        return msgspec.structs.replace(
+            report,
+            client_prompt_tokens=len(self.client.ids),
+            base=self.chosen.base,
+            as_sent_because=self.reason,
+            as_sent_hint=self.hint,
+            errata=[
+                LineReport(
+                    field=fields[line.number].name,
+                    start=line.start,
+                    stop=line.stop,
+                    text=fields[line.number].line(line.value),
+                )
                 for line in self.chosen.new_lines
             ],
-            "edited": [fields[number].name for number in self.chosen.edited],
-            "unedited": [{"field": u.field, "reason": str(u.reason)} for u in self.client.refused],
-        }
+            edited=[fields[number].name for number in self.chosen.edited],
+            unedited=[UneditedReport(field=u.field, reason=u.reason) for u in self.client.refused],
+        )
 
 
 @dataclass(slots=True)
@@ -163,24 +167,27 @@ class RequestState:
         self.give_up(position, tuple(Refusal(skill=s, reason=reason) for s in sorted(lost)))
 
     def report(self) -> dict[str, object]:
-        report = self.split.to_report() | {"evicted": sorted(self.evicted)}
+        """What leaves the scheduler: a PromptReport in plain JSON types, and ``evicted``, which is
+        for the HTTP process."""
+        report: dict[str, object] = msgspec.to_builtins(self._report())
+        return report | {"evicted": sorted(self.evicted)}
+
+    def _report(self) -> PromptReport:
+        report = self.split.to_report()
         if self.edit is not None:
-            return report | self.edit.report()
-        return report if self.no_edits is None else report | self._as_sent()
+            return self.edit.added_to(report)
+        return report if self.no_edits is None else self._as_sent(report)
 
-    def _as_sent(self) -> dict[str, object]:
-        return {
-            "client_prompt_tokens": self.split.num_tokens,
-            "base": "sent",
-            "as_sent_because": _word(self.no_edits),
-            "errata": [],
-            "edited": [],
-            "unedited": [],
-        }
-
-
-def _word(reason: Reason | None) -> str | None:
-    return None if reason is None else str(reason)
+    def _as_sent(self, report: PromptReport) -> PromptReport:
+        return msgspec.structs.replace(
+            report,
+            client_prompt_tokens=self.split.num_tokens,
+            base="sent",
+            as_sent_because=self.no_edits,
+            errata=[],
+            edited=[],
+            unedited=[],
+        )
 
 
 def report_of(req: Req) -> dict[str, object] | None:

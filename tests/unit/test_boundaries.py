@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from kvedit.splice.pass_price import MAX_BOUNDARIES, afford
 from kvedit.splice.spans import overlap
@@ -17,7 +18,7 @@ def test_the_run_at_the_cached_prefix_is_free_and_the_others_pay():
     assert afforded.num_boundaries == 1
     ((segment, refusal),) = afforded.lost
     assert segment == 2
-    assert refusal.to_report() == {
+    assert to_builtins(refusal.to_report()) == {
         "skill": "skill2",
         "reason": "not_worth_a_pass",
         "num_tokens": 16,

@@ -7,6 +7,7 @@ from array import array
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from kvedit.namespace import SHARED
 from kvedit.request.options import Options
@@ -109,7 +110,7 @@ def test_a_prompt_that_leaves_the_skill_is_told_where():
     other = skill[:30] + array("q", [7]) + skill[31:]
     made = plan(registry_of(skill), HEAD + other + TAIL)
     assert intervals(made) == [(1, 18, 40, 8)]
-    assert made.refused[0].to_report() == {
+    assert to_builtins(made.refused[0].to_report()) == {
         "skill": "skill0",
         "reason": "differs_at",
         "index": 30,

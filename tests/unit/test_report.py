@@ -24,7 +24,7 @@ def test_one_admission_with_a_splice():
     split.cover(PIECES, prefix_len=70, extend_end=80, copied=[(10, 40), (55, 70)])
     assert classes(split) == (10, 20 + 10 + 15, 15, 10)
     assert (split.copied, split.repaired) == (45, 0)
-    assert [s["start"] for s in split.to_report()["spans"]] == [10, 30, 55]
+    assert [s.start for s in split.to_report().spans] == [10, 30, 55]
 
 
 def test_chunks_between_spans():
@@ -58,7 +58,7 @@ def test_tokens_behind_a_given_up_splice_are_computed():
     split.cover(PIECES, prefix_len=0, extend_end=10)
     split.cover(cut(PIECES, 10), prefix_len=10, extend_end=80)
     assert classes(split) == (0, 0, 0, 80)
-    assert split.to_report()["spans"] == []
+    assert split.to_report().spans == []
 
 
 def test_output_tokens_have_no_class():
@@ -73,7 +73,7 @@ def test_a_refusal_is_reported_once():
     split.refuse(
         [Refusal(skill="a", reason=Reason.EVICTED), Refusal(skill="a", reason=Reason.NO_SLOTS)]
     )
-    assert [r["reason"] for r in split.to_report()["refused"]] == ["evicted", "no_slots"]
+    assert [r.reason for r in split.to_report().refused] == ["evicted", "no_slots"]
 
 
 steps = st.lists(st.tuples(st.integers(0, 90), st.integers(0, 90)), min_size=1, max_size=8)

@@ -4,6 +4,7 @@ from array import array
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from kvedit.reason import Reason
 from kvedit.splice.spans import Piece, Plan, Refusal, cut, next_start, overlap, run_end, served_ids
@@ -77,7 +78,13 @@ def test_the_shift_counts_from_behind_the_compile_prefix():
     low, high = s.donor_interval(100, 150)
     assert (low, high) == (17, 67)
     assert 100 - low == s.delta_pos
-    assert s.to_report() == {"skill": "skill1", "start": 100, "stop": 150, "seam": 16, "delta": 83}
+    assert to_builtins(s.to_report()) == {
+        "skill": "skill1",
+        "start": 100,
+        "stop": 150,
+        "seam": 16,
+        "delta": 83,
+    }
 
 
 def test_a_piece_of_a_span_reads_its_own_part_of_the_donor():
@@ -98,7 +105,7 @@ def test_a_refusal_reports_its_detail_as_fields():
     refusal = Refusal(
         skill="policy", reason=Reason.DIFFERS_AT, detail=(("index", 3), ("position", 9))
     )
-    assert refusal.to_report() == {
+    assert to_builtins(refusal.to_report()) == {
         "skill": "policy",
         "reason": "differs_at",
         "index": 3,

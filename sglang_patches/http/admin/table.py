@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvedit.request.bodies import FieldBody, SkillBody
-from kvedit.wire.report import BatchReport, PromptReport
+from kvedit.request.report import BatchReport, PromptReport
 from kvedit.wire.views import (
     AuditView,
     DeclaredView,

@@ -6,6 +6,8 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from kvedit.reason import Reason
+
 
 class Counts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tokens of the prompt. exact + composed + derived + computed is all of them; copied is part
@@ -33,14 +35,16 @@ class SpanReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 class RefusalReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a skill, or a part of it, was served plainly. skill: "" for the whole request. index,
-    position: where the prompt leaves the skill's text, as tokens of the skill and of the prompt."""
+    position: where the prompt leaves the skill's text, as tokens of the skill and of the prompt.
+    limit: of forced boundaries."""
 
     skill: str
-    reason: str
+    reason: Reason
     seam: int | UnsetType = UNSET
     num_tokens: int | UnsetType = UNSET
     index: int | UnsetType = UNSET
     position: int | UnsetType = UNSET
+    limit: int | UnsetType = UNSET
 
 
 class LineReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +61,7 @@ class UneditedReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Why a declared field was not looked for, or not read, in this prompt."""
 
     field: str
-    reason: str
+    reason: Reason
 
 
 class PromptReport(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -68,7 +72,7 @@ class PromptReport(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True
     refused: list[RefusalReport]
     client_prompt_tokens: int | UnsetType = UNSET
     base: str | UnsetType = UNSET
-    as_sent_because: str | None | UnsetType = UNSET
+    as_sent_because: Reason | None | UnsetType = UNSET
     as_sent_hint: str | None | UnsetType = UNSET
     errata: list[LineReport] | UnsetType = UNSET
     edited: list[str] | UnsetType = UNSET
