@@ -16,6 +16,7 @@ from kvedit.edit.ledger import Entry
 from kvedit.edit.masked import common_prefix
 from kvedit.edit.served_path import Cut, New, ServedPath, edit
 from kvedit.request.strategy import Strategy
+from kvedit.splice.sources import FIRST_PATH_NUMBER, PathSource
 from kvedit.splice.spans import Plan
 
 
@@ -25,7 +26,7 @@ class Tools:
 
     plan_of(ids)          skills in a prompt
     cached(ids, plan)     the path that the tree holds of a prompt: (path, cached tokens)
-    donor_of(path)        number of a path as a donor
+    donor_of(path)        a path as a donor
     line_ids(number, v)   ids of a field's line
     window_ids(number, v) ids of the client's window with another value, or None
     strategy_of(number)   never "auto"
@@ -34,7 +35,7 @@ class Tools:
 
     plan_of: Callable[[array[int]], Plan]
     cached: Callable[[array[int], Plan], tuple[ServedPath, int]]
-    donor_of: Callable[[ServedPath], int]
+    donor_of: Callable[[ServedPath], PathSource]
     line_ids: Callable[[int, str], array[int]]
     window_ids: Callable[[int, str], array[int] | None]
     strategy_of: Callable[[int], Strategy]
@@ -128,7 +129,8 @@ def with_values(
     if not new:
         return None
     head = ServedPath(ids=client.ids, windows=client.windows)
-    nothing = Cut(donor=1, donor_stop=0, page_size=1, min_span_tokens=1)
+    # donor_stop 0: no span takes anything of the donor
+    nothing = Cut(donor=PathSource(FIRST_PATH_NUMBER), donor_stop=0, page_size=1, min_span_tokens=1)
     whole, _ = edit(head, new, nothing)
     path, num_cached = tools.cached(whole.ids, tools.plan_of(whole.ids))
     shift = len(whole.ids) - len(client.ids)

@@ -15,7 +15,6 @@ from kvedit.edit.masked import common_prefix
 from kvedit.splice.virtual_ids import MAX_SEGMENT_NUMBER
 
 TreeKey = tuple[str | None, str | None]  # (extra_key, cache_salt)
-FIRST_PATH_NUMBER = MAX_SEGMENT_NUMBER // 2 + 1  # half the numbers: neither half is ever used up
 MAX_PATHS = 1024
 MAX_TOKENS = 4_000_000
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from kvedit.splice.sources import PathSource
 from kvedit.splice.spans import Piece, Pieces, Span, cut
 
 
@@ -88,14 +89,14 @@ class ServedPath:
 class Cut:
     """How an edit may be composed. Lengths in tokens.
 
-    donor        number of the path that the derived stretches are taken from
+    donor        the path that the derived stretches are taken from
     donor_stop   tokens of that path that the tree can hold: whole pages
     repair       tokens behind each changed window that are computed again
     topk         tokens at the end of the downstream that are computed again: the paper finds what
                  prefill concluded concentrated there (the last fifth recovers .82)
     """
 
-    donor: int
+    donor: PathSource
     donor_stop: int
     page_size: int
     min_span_tokens: int
@@ -194,7 +195,7 @@ class _Editor:
         if start < stop:
             self._spans.append(
                 Span(
-                    segment=self._limits.donor,
+                    source=self._limits.donor,
                     skill=EDIT,
                     match_start=start + shift,
                     start=start + shift,

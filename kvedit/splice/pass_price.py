@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvedit.reason import Reason
+from kvedit.splice.sources import Source
 from kvedit.splice.spans import Piece, Pieces, Refusal
 
 MAX_BOUNDARIES = 16  # forced chunk boundaries, each time a request is admitted
-Lost = tuple[int, Refusal]  # segment and why nothing is composed from it
+Lost = tuple[Source, Refusal]  # and why nothing is composed from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +62,19 @@ def _length(run: Sequence[Piece]) -> int:
 
 
 def _lost(runs: Sequence[Sequence[Piece]], reason: Reason, limit: int) -> list[Lost]:
-    """One refusal for each segment, with the longest of its runs."""
-    longest: dict[int, tuple[str, int]] = {}
+    """One refusal for each source, with the longest of its runs."""
+    longest: dict[Source, tuple[str, int]] = {}
     for run in runs:
         for piece in run:
-            skill, known = piece.span.skill, longest.get(piece.span.segment, ("", 0))[1]
-            longest[piece.span.segment] = skill, max(known, _length(run))
+            span = piece.span
+            _, known = longest.get(span.source, ("", 0))
+            longest[span.source] = span.skill, max(known, _length(run))
     return [
         (
-            segment,
+            source,
             Refusal(
                 skill=skill, reason=reason, detail=(("num_tokens", num_tokens), ("limit", limit))
             ),
         )
-        for segment, (skill, num_tokens) in longest.items()
+        for source, (skill, num_tokens) in longest.items()
     ]

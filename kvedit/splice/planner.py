@@ -11,6 +11,7 @@ from kvedit.request.options import Options
 from kvedit.skills.matcher import ANCHOR_TOKENS, Match
 from kvedit.skills.registry import Registry
 from kvedit.skills.segment import Segment, State
+from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import Plan, Refusal, Span, Worth
 
 MAX_OLDER_LAYERS = 2
@@ -170,7 +171,7 @@ def _lay(segment: Segment, match: Match, seam: int, limits: PlanLimits) -> Span 
         short = (("num_tokens", max(0, stop - start)),)
         return Refusal(skill=segment.name, reason=Reason.TOO_SHORT, detail=short)
     return Span(
-        segment=segment.number,
+        source=SkillSource(segment.number),
         skill=segment.name,
         match_start=match.prompt_start,
         start=start,

@@ -11,20 +11,21 @@ from dataclasses import dataclass
 
 from kvedit.reason import Reason
 from kvedit.request.report import RefusalReport, SpanReport
+from kvedit.splice.sources import Source
 from kvedit.splice.virtual_ids import virtual_ids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Prompt tokens [start, stop) that segment ``segment`` can supply.
+    """Prompt tokens [start, stop) that ``source`` can supply, a skill or an earlier turn's path.
 
     match_start  first prompt position of the match; [match_start, start) is the seam, recomputed
-    base         prompt position of the segment's token 0 (negative when the match starts later)
-    prefix_len   tokens compiled in front of the segment and dropped; the donor's token 0 was
+    base         prompt position of the source's token 0 (negative when the match starts later)
+    prefix_len   tokens compiled in front of a skill's segment and dropped; the donor's token 0 was
                  compiled at position ``prefix_len``
     """
 
-    segment: int
+    source: Source
     skill: str
     match_start: int
     start: int
@@ -43,7 +44,7 @@ class Span:
 
     def ids(self, start: int, stop: int) -> array[int]:
         """Virtual ids of prompt positions [start, stop)."""
-        return virtual_ids(self.segment, start - self.base, stop - self.base)
+        return virtual_ids(self.source.number, start - self.base, stop - self.base)
 
     def donor_interval(self, start: int, stop: int) -> tuple[int, int]:
         """Where the donor path (compile prefix + segment) holds prompt positions [start, stop)."""

@@ -16,6 +16,7 @@ from kvedit.edit.variants import Variant
 from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.request.report import LineReport, PromptReport, UneditedReport
+from kvedit.splice.pass_price import Lost
 from kvedit.splice.spans import Pieces, Plan, Refusal, cut, served_ids
 from kvedit.splice.token_classes import TokenSplit
 
@@ -117,9 +118,9 @@ class RequestState:
 
     pieces     the spelling in force: chosen at admission, cut where a splice was not possible
     realised   half-open prompt intervals that were spliced for this request
-    lost       (segment, refusal) of spans that the last match could not compose; it counts only
+    lost       (source, refusal) of spans that the last match could not compose; it counts only
                once the request is admitted, for a waiting request is matched again and again
-    evicted    segments that a refusal found evicted: the HTTP process recompiles them
+    evicted    numbers of skills that a refusal found evicted: the HTTP process recompiles them
     edit       which prompt is served; None where no field concerns the request
     unmet      why ``edits: require`` could not be met when the request was last tried
     no_edits   why the fields of the namespace were not looked for; None: they were, or none is
@@ -133,7 +134,7 @@ class RequestState:
     is_counted: bool = True
     pieces: Pieces = ()
     realised: list[tuple[int, int]] = field(default_factory=list)
-    lost: tuple[tuple[int, Refusal], ...] = ()
+    lost: tuple[Lost, ...] = ()
     evicted: set[int] = field(default_factory=set)
     edit: EditState | None = None
     no_edits: Reason | None = None

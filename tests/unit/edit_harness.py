@@ -17,7 +17,7 @@ from typing import Any
 from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.config import Config, Trust
-from kvedit.edit.donor_paths import FIRST_PATH_NUMBER, PathBook
+from kvedit.edit.donor_paths import PathBook
 from kvedit.edit.ledger import Ledger
 from kvedit.edit.proofs import TokenBook
 from kvedit.fields.book import FieldBook
@@ -27,6 +27,7 @@ from kvedit.request.options import Options
 from kvedit.skills.declaration import SkillDeclaration
 from kvedit.skills.registry import Registry
 from kvedit.splice.planner import PlanLimits, plan_spans
+from kvedit.splice.sources import PathSource
 from kvedit.splice.spans import Plan, Span, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from kvedit.splice.token_classes import TokenSplit
@@ -154,18 +155,18 @@ class FakeServer:
                 return None
             key, ids = path.key, path.ids[:high]
         else:
-            skill = self.registry.by_number(span.segment)
+            skill = self.registry.by_number(span.source.number)
             assert skill is not None
-            key, ids = span.segment, skill.segment.token_ids[:high]
+            key, ids = span.source.number, skill.segment.token_ids[:high]
         assert not count_virtual(ids[low:high]), "a copy of a copy"
         cached = self.tree.holding(key, ids)
         return None if cached is None else (cached.real[low:high], cached.seen[low:high])
 
     def _is_path(self, span: Span) -> bool:
-        return span.segment >= FIRST_PATH_NUMBER
+        return isinstance(span.source, PathSource)
 
     def _path(self, span: Span) -> Any:
-        return self.room.paths.by_number(span.segment)
+        return self.room.paths.by_number(span.source.number)
 
     # ---- one request
 

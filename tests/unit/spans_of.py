@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import Piece, Span
 
 
 def span(start: int, stop: int, segment: int = 1, *, seam: int = 0, prefix_len: int = 0) -> Span:
-    """A span whose segment begins ``seam`` tokens in front of it."""
+    """A span whose skill begins ``seam`` tokens in front of it."""
     return Span(
-        segment=segment,
+        source=SkillSource(segment),
         skill=f"skill{segment}",
         match_start=start - seam,
         start=start,

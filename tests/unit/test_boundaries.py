@@ -16,8 +16,8 @@ def test_the_run_at_the_cached_prefix_is_free_and_the_others_pay():
     afforded = afford(whole(*spans), 10, 20)
     assert afforded.pieces == whole(spans[0], spans[2])
     assert afforded.num_boundaries == 1
-    ((segment, refusal),) = afforded.lost
-    assert segment == 2
+    ((source, refusal),) = afforded.lost
+    assert source.number == 2
     assert to_builtins(refusal.to_report()) == {
         "skill": "skill2",
         "reason": "not_worth_a_pass",
@@ -72,6 +72,6 @@ def test_whatever_is_kept_is_free_or_pays(gaps_and_lengths, matched, price):
     starts = {p.start for p in ahead} - {p.stop for p in afforded.pieces}
     assert len(starts) == afforded.num_boundaries <= MAX_BOUNDARIES
     assert overlap(afforded.pieces, 0, matched) == overlap(pieces, 0, matched)
-    assert {p.span.segment for p in pieces} - {p.span.segment for p in afforded.pieces} == {
-        segment for segment, _ in afforded.lost
+    assert {p.span.source for p in pieces} - {p.span.source for p in afforded.pieces} == {
+        source for source, _ in afforded.lost
     }

@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 
+from kvedit.splice.sources import SkillSource
 from kvedit_kernels.testing import Case, build, expect_moved, snapshot
 from sglang_patches import cpu, faults, guard
 
@@ -48,7 +49,9 @@ class Setup:
         """One copy per shift; together they are the case's plan."""
         for number, delta in enumerate(CASE.deltas):
             mine = self.plan.row == number
-            copy = self.queue.plan(self.plan.src[mine], self.plan.dst[mine], delta, 40 + number)
+            copy = self.queue.plan(
+                self.plan.src[mine], self.plan.dst[mine], delta, SkillSource(40 + number)
+            )
             locks = [f"donor{number}", f"path{number}"]
             self.queue.put([copy], locks, holder=f"request{number}")
 
@@ -67,7 +70,8 @@ def test_one_launch_moves_every_queued_span_by_its_own_shift(setup):
     setup.put_everything()
     before = snapshot(setup.group)
     pending = setup.queue.pending()
-    assert (len(setup.queue), pending.num_copies, pending.segments) == (3, 3, {40, 41, 42})
+    assert (len(setup.queue), pending.num_copies) == (3, 3)
+    assert pending.sources == {SkillSource(number) for number in (40, 41, 42)}
     assert torch.cat(pending.targets).sort().values.equal(setup.plan.dst.sort().values)
     assert pending.holders == ("request0", "request1", "request2")
     setup.queue.launch()
@@ -126,7 +130,7 @@ def launch_often(setup, monkeypatch):
     for _ in range(NUM_OUTSTANDING):
         src, dst = setup.plan.src.clone(), setup.plan.dst.clone()
         launches.append([weakref.ref(src), weakref.ref(dst)])
-        setup.queue.put([setup.queue.plan(src, dst, 17, 1)], [])
+        setup.queue.put([setup.queue.plan(src, dst, 17, SkillSource(1))], [])
         del src, dst
         setup.queue.launch()
     gc.collect()

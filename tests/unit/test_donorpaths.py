@@ -7,7 +7,8 @@ from array import array
 import pytest
 
 from kvedit.edit import donor_paths
-from kvedit.edit.donor_paths import FIRST_PATH_NUMBER, PathBook
+from kvedit.edit.donor_paths import PathBook
+from kvedit.splice.sources import FIRST_PATH_NUMBER
 from kvedit.splice.virtual_ids import MAX_SEGMENT_NUMBER, virtual_ids
 
 KEY = (None, None)

@@ -70,13 +70,15 @@ trees = st.lists(
 
 
 @settings(max_examples=400, deadline=None)
-@given(trees, st.sets(st.sampled_from([s.segment for s in SPANS])), st.integers(0, len(SPANS)))
+@given(
+    trees, st.sets(st.sampled_from([s.source.number for s in SPANS])), st.integers(0, len(SPANS))
+)
 def test_no_spelling_is_cheaper_than_the_chosen_one(cached, lost_segments, num_spans):
     tree = Tree(*(stored(spans, length) for spans, length in cached))
     spans = SPANS[:num_spans]
 
     def composable(span):
-        return span.segment not in lost_segments
+        return span.source.number not in lost_segments
 
     choice = choose(tree, [spans], composable)
     assert tree.num_matches <= MAX_MATCHES
@@ -85,13 +87,13 @@ def test_no_spelling_is_cheaper_than_the_chosen_one(cached, lost_segments, num_s
 
 
 @settings(max_examples=200, deadline=None)
-@given(trees, st.sets(st.sampled_from([s.segment for s in SPANS])))
+@given(trees, st.sets(st.sampled_from([s.source.number for s in SPANS])))
 def test_a_choice_never_composes_what_may_not_be_composed(cached, lost_segments):
     tree = Tree(*(stored(spans, length) for spans, length in cached))
-    choice = choose(tree, [SPANS], lambda span: span.segment not in lost_segments)
+    choice = choose(tree, [SPANS], lambda span: span.source.number not in lost_segments)
     for piece in choice.pieces:
-        assert piece.stop <= choice.matched or piece.span.segment not in lost_segments
-    assert {s.segment for s in choice.lost} <= lost_segments
+        assert piece.stop <= choice.matched or piece.span.source.number not in lost_segments
+    assert {s.source.number for s in choice.lost} <= lost_segments
 
 
 def test_an_empty_tree_composes_everything():
@@ -148,7 +150,7 @@ def test_history_is_used_only_where_it_saves_tokens():
     live, old = (span(4, 30, 9),), (span(4, 14, 1),)
     assert choose(Tree(), [live, old]).pieces == whole(*live)
     tree = Tree(stored(old, NUM_TOKENS - 1))
-    assert choose(tree, [live, old], lambda s: s.segment == 9).pieces == whole(*old)
+    assert choose(tree, [live, old], lambda s: s.source.number == 9).pieces == whole(*old)
 
 
 def test_the_search_is_bounded():
@@ -172,7 +174,7 @@ def weigh(tree, spans, worth, num_tokens=NUM_TOKENS):
 def test_a_forced_boundary_must_pay():
     choice = weigh(Tree(), SPANS, Worth(boundary=11))
     assert choice.pieces == whole(*SPANS[:3])  # 4..20 is one run, 44..55 holds 11 tokens
-    assert [(segment, r.reason) for segment, r in choice.unpaid] == [(4, "not_worth_a_pass")]
+    assert [(source.number, r.reason) for source, r in choice.unpaid] == [(4, "not_worth_a_pass")]
     assert choice.computed == NUM_TOKENS - 16 - 12
 
 
@@ -185,7 +187,7 @@ def test_a_run_that_starts_where_the_cached_prefix_ends_is_free():
 def test_runs_that_did_not_pay_are_found_real_between_composed_ones():
     """What an earlier turn served: some spans composed, the short ones real."""
     spans = tuple(span(100 * i, 100 * i + (50 if i % 5 == 1 else 5), i) for i in range(1, 60))
-    kept = tuple(s for s in spans if s.segment % 5 == 1)
+    kept = tuple(s for s in spans if s.source.number % 5 == 1)
     real = array("q", range(100_000, 106_100))
     cached = served_ids(real, whole(*kept))
     looks = []
@@ -209,7 +211,7 @@ def test_runs_that_did_not_pay_are_found_real_between_composed_ones():
 def test_a_long_conversation_is_found_again_though_every_turn_left_short_runs_real():
     """One long run that paid and one short run that did not, in each of a hundred turns."""
     spans = tuple(span(100 * i, 100 * i + (50 if i % 2 else 5), i) for i in range(1, 200))
-    kept = tuple(s for s in spans if s.segment % 2)
+    kept = tuple(s for s in spans if s.source.number % 2)
     real = array("q", range(100_000, 120_000))
     cached = served_ids(real[:20_000], whole(*kept))
 

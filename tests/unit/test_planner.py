@@ -48,7 +48,7 @@ def plan(registry, prompt, options=None, namespace=NS, **limits):
 
 
 def intervals(made):
-    return [(s.segment, s.start, s.stop, s.seam) for s in made.spans]
+    return [(s.source.number, s.start, s.stop, s.seam) for s in made.spans]
 
 
 def reasons(made):
@@ -150,7 +150,9 @@ def test_off_plans_nothing_and_names_restrict():
     registry = registry_of(first, second)
     prompt = HEAD + first + TAIL + second + TAIL
     assert plan(registry, prompt, Options(splice="off")).alternatives == ()
-    assert [s.segment for s in plan(registry, prompt, Options(skills=("skill1",))).spans] == [2]
+    assert [s.source.number for s in plan(registry, prompt, Options(skills=("skill1",))).spans] == [
+        2
+    ]
 
 
 def test_names_that_bring_nothing_say_why():
@@ -192,8 +194,10 @@ def test_a_replaced_skill_leaves_both_layers():
     registry = registry_of(old)
     declare(registry, "skill0", new)
     made = plan(registry, HEAD + old + TAIL)
-    assert [(s.segment, s.stop) for s in made.spans] == [(2, 40)], "as far as the new text goes"
-    assert [(s.segment, s.stop) for s in made.history] == [(1, 50)]
+    assert [(s.source.number, s.stop) for s in made.spans] == [(2, 40)], (
+        "as far as the new text goes"
+    )
+    assert [(s.source.number, s.stop) for s in made.history] == [(1, 50)]
 
 
 def test_the_spans_from_before_an_overlapping_newcomer_stay_an_alternative():
@@ -204,7 +208,7 @@ def test_the_spans_from_before_an_overlapping_newcomer_stay_an_alternative():
     assert before.older == ()
     declare(registry, "longer", HEAD[4:] + skill + TAIL[:2])
     after = plan(registry, prompt)
-    assert [s.segment for s in after.spans] == [2]
+    assert [s.source.number for s in after.spans] == [2]
     assert after.older == (before.spans,)
     declare(registry, "part", skill[10:30])
     assert plan(registry, prompt).older == (before.spans,), "it is inside, and comes to nothing"
@@ -231,7 +235,7 @@ def test_skills_that_may_come_back_are_planned(state):
     if state == "evicted":
         registry.evict_all()
     assert registry.by_number(1).state.value == state
-    assert [s.segment for s in plan(registry, HEAD + skill + TAIL).spans] == [1]
+    assert [s.source.number for s in plan(registry, HEAD + skill + TAIL).spans] == [1]
 
 
 BLOCKS = [text(n, 30) for n in range(1, 4)]
@@ -253,7 +257,7 @@ def test_spans_lie_where_they_may(chosen, page, seam, least):
     made = plan(registry, prompt, page_size=page, default_seam=seam, min_span_tokens=least)
     end = 0
     for s in made.spans:
-        segment = registry.by_number(s.segment).segment
+        segment = registry.by_number(s.source.number).segment
         assert end <= s.match_start <= s.start and s.start >= end
         assert s.start % page == 0 and s.stop % page == 0
         assert s.stop - s.start >= least and s.stop <= len(prompt) - 1

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvedit.reason import Reason
 from kvedit.request.options import Options
+from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import cpu
@@ -26,14 +27,13 @@ def admitted_again(output: list[int]) -> SimpleNamespace:
     """A request whose skill is gone at the admission that is covered here."""
     rooms: Any = SimpleNamespace(
         reporter=Reporter(Metrics(export=False, model_name="m")),
-        donors=SimpleNamespace(is_path=lambda number: False),
     )
     state = RequestState(
         namespace="n",
         options=Options(splice="require", skills=("policy",)),
         plan=Plan(num_tokens=8, registry_version=1),
         split=TokenSplit(8),
-        lost=((3, EVICTED),),
+        lost=((SkillSource(3), EVICTED),),
     )
     req = SimpleNamespace(
         kvedit=state,

@@ -14,11 +14,12 @@ from kvedit.edit.served_path import (
     fit_to_pages,
     kept_spans,
 )
+from kvedit.splice.sources import FIRST_PATH_NUMBER, PathSource
 from kvedit.splice.spans import Piece
 from tests.unit.spans_of import span, whole
 
 IDS = array("q", range(1000, 1100))
-DONOR = 77
+DONOR = FIRST_PATH_NUMBER + 77
 
 
 def window(number, start, stop, value="old"):
@@ -30,14 +31,19 @@ def path(*pieces, windows=(), lines=()):
 
 
 def edited(base, new, **limits):
-    fields = {"donor": DONOR, "donor_stop": 100, "page_size": 1, "min_span_tokens": 4} | limits
+    fields = {
+        "donor": PathSource(DONOR),
+        "donor_stop": 100,
+        "page_size": 1,
+        "min_span_tokens": 4,
+    } | limits
     texts = {n: New(array("q", [-1] * length), "new") for n, length in new.items()}
     return edit(base, texts, Cut(**fields))
 
 
 def taken(spans):
-    """(start, stop, segment, donor's start) of each span."""
-    return [(s.start, s.stop, s.segment, s.donor_interval(s.start, s.stop)[0]) for s in spans]
+    """(start, stop, source's number, donor's start) of each span."""
+    return [(s.start, s.stop, s.source.number, s.donor_interval(s.start, s.stop)[0]) for s in spans]
 
 
 def test_what_follows_a_longer_value_is_shifted():

@@ -10,6 +10,7 @@ import torch
 
 from kvedit.request.options import Options
 from kvedit.skills.segment import State
+from kvedit.splice.sources import Source
 from kvedit.splice.spans import Plan
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches import cpu
@@ -60,7 +61,7 @@ class OneDonor:
         lock = self._cache.lock("donor") if self._has_donor else None
         return Donor(piece, start, stop, slots, lock) if self._has_donor else None
 
-    def lost(self, number: int) -> State:
+    def lost(self, source: Source) -> State:
         return State.RETIRED
 
 

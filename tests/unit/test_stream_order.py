@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
+from kvedit.splice.sources import SkillSource
 from kvedit_kernels.testing import Case, build, expect_moved, snapshot
 from sglang_patches import cpu
 
@@ -75,7 +76,7 @@ def make(monkeypatch, device, unlocked, has_overlap=True):
         relocate(**kwargs)
 
     monkeypatch.setattr(copies_module, "relocate", recorded)
-    described = GroupWithRope(group, CASE.inv_freq, "full", (0, 1), "rope")
+    described = GroupWithRope(group, CASE.inv_freq, "full", (0, SkillSource(1)), "rope")
     queue = CopyQueue([described], None, unlocked.append)
     stream = device.forward_stream if has_overlap else None
     runner = CopyRunner(queue, device, stream, on_unwritten=fail)
@@ -83,8 +84,8 @@ def make(monkeypatch, device, unlocked, has_overlap=True):
     return group, plan, queue, Batch(runner)
 
 
-def fail(segments):
-    raise AssertionError(f"{segments} were not written")
+def fail(sources):
+    raise AssertionError(f"{sources} were not written")
 
 
 def test_every_span_of_a_batch_is_one_launch_on_the_forward_stream_before_the_forward(monkeypatch):
@@ -92,7 +93,7 @@ def test_every_span_of_a_batch_is_one_launch_on_the_forward_stream_before_the_fo
     group, plan, queue, batch = make(monkeypatch, device, unlocked)
     for number, delta in enumerate(CASE.deltas):  # as if three requests of one batch spliced
         mine = plan.row == number
-        copy = queue.plan(plan.src[mine], plan.dst[mine], delta, 40 + number)
+        copy = queue.plan(plan.src[mine], plan.dst[mine], delta, SkillSource(40 + number))
         queue.put([copy], [f"donor{number}", f"target{number}"])
     before = snapshot(group)
 
@@ -119,7 +120,7 @@ def test_a_forward_without_copies_touches_no_stream(monkeypatch):
 def test_without_overlap_copies_run_on_the_current_stream(monkeypatch):
     device, unlocked = FakeDevice(), []
     _, plan, queue, batch = make(monkeypatch, device, unlocked, has_overlap=False)
-    copy = queue.plan(plan.src[:4], plan.dst[:4], 0, 1)
+    copy = queue.plan(plan.src[:4], plan.dst[:4], 0, SkillSource(1))
     queue.put([copy], [])
     forward.forward_hook(None, batch)
     assert device.log == ["relocate 4 tokens on schedule"]
@@ -139,7 +140,7 @@ def test_what_a_launch_reads_is_released_when_the_forward_stream_has_passed_it(m
 
     queue.in_flight = InFlight(recorded)
     for _ in range(2):
-        queue.put([queue.plan(plan.src[:4], plan.dst[:4], 0, 1)], [])
+        queue.put([queue.plan(plan.src[:4], plan.dst[:4], 0, SkillSource(1))], [])
         unlocked.clear()
         forward.forward_hook(None, batch)
     assert device.log[1:3] == ["relocate 4 tokens on forward", "event on forward"]

@@ -16,6 +16,7 @@ from kvedit.edit.window import window_ids
 from kvedit.reason import Reason
 from kvedit.request.options import Options
 from kvedit.request.strategy import Strategy
+from kvedit.splice.sources import PathSource
 from kvedit.splice.spans import Plan, cut, served_ids
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, key_of
@@ -87,6 +88,10 @@ def _tools(
         choice = room.choose(key_of(req, ids), plan)
         return ServedPath(ids=ids, pieces=cut(choice.pieces, choice.matched)), choice.matched
 
+    def donor_of(path: ServedPath) -> PathSource:
+        ids = served_ids(path.ids, path.pieces)
+        return PathSource(room.paths.number_of((req.extra_key, req.cache_salt), ids))
+
     def line_ids(number: int, value: str) -> array[int]:
         line = client.fields[number].line(value)
         return room.tokens.encode(f"{line}\n" if client.own_line else f"\n{line}")
@@ -94,9 +99,7 @@ def _tools(
     return Tools(
         plan_of=plan_of,
         cached=cached,
-        donor_of=lambda path: room.paths.number_of(
-            (req.extra_key, req.cache_salt), served_ids(path.ids, path.pieces)
-        ),
+        donor_of=donor_of,
         line_ids=line_ids,
         window_ids=lambda number, value: window_ids(
             client.located[number], client.ids, value, room.tokens

@@ -18,6 +18,7 @@ from typing import Any
 from sglang.srt.managers.schedule_policy import CLIP_MAX_NEW_TOKENS, AddReqResult, PrefillAdder
 
 from kvedit.reason import Reason
+from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import next_start, run_end
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
@@ -172,9 +173,9 @@ def _settle_cover(rooms: Rooms, req: Any, state: RequestState, split: TokenSplit
     lost, state.lost = state.lost, ()
     rooms.reporter.refuse(state, tuple(refusal for _, refusal in lost))
     state.evicted |= {
-        segment
-        for segment, refusal in lost
-        if refusal.reason is Reason.EVICTED and not rooms.donors.is_path(segment)
+        source.number
+        for source, refusal in lost
+        if refusal.reason is Reason.EVICTED and isinstance(source, SkillSource)
     }
     if state.unmet or (state.options.splice == "require" and state.split.refused):
         refuse_late(req, state)

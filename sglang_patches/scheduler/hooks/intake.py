@@ -16,6 +16,7 @@ from kvedit.errors import BadRequest
 from kvedit.namespace import namespace_tag
 from kvedit.reason import Reason
 from kvedit.request.options import Options, from_wire
+from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
@@ -201,9 +202,13 @@ def _blockers(req: Any, recv_req: Any) -> list[Reason]:
 
 def _unmet_reasons(tree: KvEditCache, req: Any, state: RequestState) -> list[str]:
     """Why ``require`` cannot be met as things stand: every token of the named skills behind
-    the seam must be exact, composed or derived. Notes the segments that a compile would help."""
+    the seam must be exact, composed or derived. Notes the skills that a compile would help."""
     lost = tree.preview(req, state)
-    state.evicted |= {segment for segment, r in lost if r.reason in RECOVERABLE}
+    state.evicted |= {
+        source.number
+        for source, refusal in lost
+        if refusal.reason in RECOVERABLE and isinstance(source, SkillSource)
+    }
     return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kvedit.splice.sources import Source
 from kvedit_kernels import RelocationPlan, relocate, relocate_ref
 from sglang_patches.guard import contained
 from sglang_patches.pools import GroupWithRope, translate
@@ -31,7 +32,7 @@ class Copy:
     slots: dict[PoolKind, tuple[torch.Tensor, torch.Tensor]]
     target: torch.Tensor
     delta_pos: int
-    segment: int
+    source: Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +41,7 @@ class PendingCopies:
     requests that the copies were decided for."""
 
     num_copies: int
-    segments: frozenset[int]
+    sources: frozenset[Source]
     targets: tuple[torch.Tensor, ...]
     holders: tuple[Any, ...]
 
@@ -72,7 +73,7 @@ class CopyQueue:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def plan(self, src: torch.Tensor, dst: torch.Tensor, delta_pos: int, segment: int) -> Copy:
+    def plan(self, src: torch.Tensor, dst: torch.Tensor, delta_pos: int, source: Source) -> Copy:
         """Translate full-pool slots for every pool. Raises LostWindowSlots when the donor's
         window slots are gone."""
         kinds = {group.pool_kind for group in self._groups}
@@ -81,7 +82,7 @@ class CopyQueue:
             for kind in kinds
         }
         delta_pos += self.shift_error
-        return Copy(slots=slots, target=dst, delta_pos=delta_pos, segment=segment)
+        return Copy(slots=slots, target=dst, delta_pos=delta_pos, source=source)
 
     def put(self, copies: Sequence[Copy], locks: Sequence[Any], holder: Any = None) -> None:
         """Queue copies for the request ``holder``; the queue owns ``locks`` from now on."""
@@ -107,7 +108,7 @@ class CopyQueue:
     def pending(self) -> PendingCopies:
         return PendingCopies(
             num_copies=len(self._pending),
-            segments=frozenset(copy.segment for copy in self._pending),
+            sources=frozenset(copy.source for copy in self._pending),
             targets=tuple(copy.target for copy in self._pending),
             holders=tuple(holder for holder in self._holders if holder is not None),
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kvedit.splice.sources import Source
 from sglang_patches import guard
 from sglang_patches.scheduler.splice.copies import CopyQueue, PendingCopies
 
@@ -14,7 +15,7 @@ class CopyRunner:
     """Launches a queue's copies.
 
     device: the torch module of the device; forward_stream: where forwards go, None for the
-    current stream. on_unwritten: told the segments of a launch that did not run on every rank.
+    current stream. on_unwritten: told the sources of a launch that did not run on every rank.
     """
 
     def __init__(
@@ -22,7 +23,7 @@ class CopyRunner:
         queue: CopyQueue,
         device: Any,
         forward_stream: Any,
-        on_unwritten: Callable[[frozenset[int]], None],
+        on_unwritten: Callable[[frozenset[Source]], None],
     ) -> None:
         self.queue = queue
         self._device = device
@@ -35,7 +36,7 @@ class CopyRunner:
         """Launch what is queued.
 
         If it cannot be run on every rank, no rank trusts it: every path composed from those
-        segments becomes unreachable, and ``take_unwritten`` has the slots whose requests the next
+        sources becomes unreachable, and ``take_unwritten`` has the slots whose requests the next
         forward ends.
         """
         with guard.contained("release_done"):
@@ -58,7 +59,7 @@ class CopyRunner:
         self.queue.release_pending()
         self._unwritten.append(batch)
         self.num_failed += 1
-        self._on_unwritten(batch.segments)
+        self._on_unwritten(batch.sources)
 
     @contextmanager
     def _on_forward_stream(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.reason import Reason
 from kvedit.skills.segment import WHY_NOT_READY, State
+from kvedit.splice.sources import SkillSource, Source, in_order
 from kvedit.splice.spans import Piece, Refusal, served_ids
 from sglang_patches.guard import LostVote, agree
 from sglang_patches.pools import LostWindowSlots
@@ -65,7 +66,7 @@ class Splice:
         cached = self._tree.match_prefix(MatchPrefixParams(key=self._key()))
         agree("donors")  # refusing and evicting change what all ranks share
         if lost is not None:
-            self._refuse(lost, self._why_lost(lost.span.segment))
+            self._refuse(lost, self._why_lost(lost.span.source))
         elif cached.device_prefix_len > self.start:
             self._take_over(cached)
         elif not self._allocate():
@@ -86,8 +87,8 @@ class Splice:
     def abandon(self) -> None:
         if self._is_in_tree:
             # The tree may hold slots whose bytes will never be written: make them unreachable.
-            for segment in sorted({copy.segment for copy in self._copies}):
-                self._parts.donors.distrust(segment)
+            for source in in_order({copy.source for copy in self._copies}):
+                self._parts.donors.distrust(source)
         self._state.drop(self.start, Reason.INTERNAL_ERROR)
         self._release()
 
@@ -114,12 +115,11 @@ class Splice:
             self._donors.append(donor)
         return None
 
-    def _why_lost(self, segment: int) -> Reason:
+    def _why_lost(self, source: Source) -> Reason:
         """Why a donor is not there. One that a compile brings back is noted."""
-        donors = self._parts.donors
-        why = donors.lost(segment)
-        if why is State.EVICTED and not donors.is_path(segment):
-            self._state.evicted.add(segment)
+        why = self._parts.donors.lost(source)
+        if why is State.EVICTED and isinstance(source, SkillSource):
+            self._state.evicted.add(source.number)
         return WHY_NOT_READY[why]
 
     def _allocate(self) -> bool:
@@ -152,7 +152,7 @@ class Splice:
     def _copy(self, donor: Donor, slots: torch.Tensor) -> Copy:
         span = donor.piece.span
         dst = slots[donor.start - self.start : donor.stop - self.start]
-        return self._parts.copies.queue.plan(donor.slots, dst, span.delta_pos, span.segment)
+        return self._parts.copies.queue.plan(donor.slots, dst, span.delta_pos, span.source)
 
     def _insertion(self, slots: torch.Tensor) -> InsertParams:
         """The slots as the continuation of the request's path of ``start`` tokens."""
@@ -181,7 +181,7 @@ class Splice:
         self._state.realised.append((self.start, self.stop))
         for piece in self._state.pieces:
             if piece.start < self.stop and piece.stop > self.start:
-                self._parts.donors.touch(piece.span.segment)
+                self._parts.donors.touch(piece.span.source)
                 self._parts.reporter.spliced(
                     self._state,
                     skill=piece.span.skill,

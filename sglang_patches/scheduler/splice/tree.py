@@ -28,6 +28,7 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
 from kvedit.reason import Reason
 from kvedit.skills.segment import WHY_NOT_READY, State
+from kvedit.splice.pass_price import Lost
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from sglang_patches.guard import boundary
@@ -86,7 +87,7 @@ class KvEditCache(UnifiedRadixCache):
     def choose(self, key: RadixKey, plan: Plan) -> Choice:
         """The spelling of ``key`` (real ids) that leaves the fewest tokens to compute.
 
-        A plan may be older than the registry. A segment that is gone (purged, or given a new
+        A plan may be older than the registry. A source that is gone (purged, or given a new
         number because its cached paths are not to be trusted) is not even looked up.
         """
         knows = self.parts.donors.knows
@@ -101,12 +102,12 @@ class KvEditCache(UnifiedRadixCache):
         )
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
 
-    def preview(self, req: Any, state: RequestState) -> list[tuple[int, Refusal]]:
-        """(segment, why) of what the request could not compose if it were admitted now."""
+    def preview(self, req: Any, state: RequestState) -> list[Lost]:
+        """(source, why) of what the request could not compose if it were admitted now."""
         return list(self._lost(self.choose(key_of(req, req.origin_input_ids), state.plan)))
 
-    def _lost(self, choice: Choice) -> tuple[tuple[int, Refusal], ...]:
-        gone = [(span.segment, self._refusal(span)) for span in choice.lost]
+    def _lost(self, choice: Choice) -> tuple[Lost, ...]:
+        gone = [(span.source, self._refusal(span)) for span in choice.lost]
         return (*gone, *choice.unpaid)
 
     def match_spelled(self, key: RadixKey, pieces: Pieces) -> MatchResult:

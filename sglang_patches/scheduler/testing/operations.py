@@ -37,13 +37,16 @@ def _log(rooms: Rooms) -> ServedLog:
 
 def served(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"rid"}: the prompt ids that a finished request was served with, its pieces as
-    [start, stop, segment, shift], the text, and how many errata and ledger entries there are."""
+    [start, stop, number of the source, shift], the text, and how many errata and ledger entries
+    there are."""
     request = _log(rooms).of(command["rid"])
     ids = request.ids[: request.num_prompt_tokens]
     return {
         "ids": ids.tolist(),
         "text": rooms.edits.decode(ids),
-        "pieces": [(p.start, p.stop, p.span.segment, p.span.delta_pos) for p in request.pieces],
+        "pieces": [
+            (p.start, p.stop, p.span.source.number, p.span.delta_pos) for p in request.pieces
+        ],
         "ledger": len(rooms.edits.ledger),
         "paths": len(rooms.edits.paths),
     }

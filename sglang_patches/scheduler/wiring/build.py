@@ -115,7 +115,7 @@ def assemble(
     desk = SkillDesk(registry, pins, tree, reporter, config, page_size)
     donors = Donors(tree, desk, edits.paths, page_size)
     copies = CopyRunner(
-        queue, device, forward_stream, on_unwritten=lambda segments: rooms.on_unwritten(segments)
+        queue, device, forward_stream, on_unwritten=lambda sources: rooms.on_unwritten(sources)
     )
     rooms = Rooms(
         config=config,

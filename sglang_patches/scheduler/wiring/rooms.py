@@ -13,6 +13,7 @@ from kvedit.config import Config
 from kvedit.request.options import Options
 from kvedit.skills.segment import Skill
 from kvedit.splice.planner import PlanLimits, plan_spans
+from kvedit.splice.sources import Source, in_order
 from kvedit.splice.spans import Plan
 from sglang_patches.guard import agree, boundary
 from sglang_patches.scheduler.edit.record import record_turn
@@ -116,12 +117,12 @@ class Rooms:
         self.edits.forget_turns()
         self.desk.distrust_all()
 
-    def on_unwritten(self, segments: frozenset[int]) -> None:
-        """Copies from these segments did not run. A plain rule: no turn or path of before is a
+    def on_unwritten(self, sources: frozenset[Source]) -> None:
+        """Copies from these sources did not run. A plain rule: no turn or path of before is a
         base, whether or not it stood on these."""
         self.edits.forget_turns()
-        for segment in sorted(segments):
-            self.donors.distrust(segment)
+        for source in in_order(sources):
+            self.donors.distrust(source)
 
 
 def rooms_of(tree: object) -> Rooms | None:
