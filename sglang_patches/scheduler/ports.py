@@ -19,6 +19,7 @@ from sglang.srt.mem_cache.radix_cache import RadixKey
 
 from kvedit.splice.spans import Plan
 from kvedit.splice.spelling import Choice
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.request_state import RequestState
 
 # The spelling of a key (real ids) that leaves the fewest tokens to compute, by the tree's KV.
@@ -51,7 +52,7 @@ class GrowingPaths(Paths, Protocol):
 class Listener(Protocol):
     """Who is told what has happened to the tree."""
 
-    def on_finished(self, req: Any, state: RequestState, up_to: int) -> None:
+    def on_finished(self, req: Request, state: RequestState, up_to: int) -> None:
         """A request has ended; ``up_to`` tokens of its path are in the tree."""
 
     def on_emptied(self) -> None:

@@ -21,7 +21,7 @@ from kvedit.splice.spans import Pieces, Plan, Refusal, cut, served_ids
 from kvedit.splice.token_classes import TokenSplit
 
 if TYPE_CHECKING:
-    from sglang.srt.managers.schedule_batch import Req
+    from sglang_patches.host.protocols import Request
 
 
 @dataclass(slots=True)
@@ -147,7 +147,7 @@ class RequestState:
         self.split = TokenSplit(plan.num_tokens)
         self.split.refuse(refused)
 
-    def is_valid_for(self, req: Req) -> bool:
+    def is_valid_for(self, req: Request) -> bool:
         """A plan holds for exactly the prompt it was made for. The host may have replaced it
         (a refused request becomes [0]) or cut it (auto-truncation)."""
         return len(req.origin_input_ids) == self.plan.num_tokens
@@ -191,7 +191,7 @@ class RequestState:
         )
 
 
-def report_of(req: Req) -> dict[str, object] | None:
+def report_of(req: Request) -> dict[str, object] | None:
     """What has become of a request so far; None for requests that kvedit does not touch."""
     state = state_of(req)
     if state is not None:
@@ -200,18 +200,28 @@ def report_of(req: Req) -> dict[str, object] | None:
     return refused
 
 
-def state_of(req: Req | None) -> RequestState | None:
+def hang_on(req: Request, state: RequestState | None) -> None:
+    """Our attribute on the host's object: it lives as long as the request does."""
+    req.kvedit = state  # type: ignore[attr-defined]
+
+
+def note_refused(req: Request, report: dict[str, object]) -> None:
+    """The report of a request that is refused, and so has no state."""
+    req.kvedit_refused = report  # type: ignore[attr-defined]
+
+
+def state_of(req: Request | None) -> RequestState | None:
     """The request's state; None for requests that kvedit does not touch."""
     state: RequestState | None = getattr(req, "kvedit", None)  # set by intake, on some requests
     return state
 
 
-def key_of(req: Req, ids: array[int]) -> RadixKey:
+def key_of(req: Request, ids: array[int]) -> RadixKey:
     """The tree key of ``ids`` (real ones) in the request's namespace."""
     return RadixKey(ids, req.extra_key, cache_salt=req.cache_salt)
 
 
-def planned(req: Req | None) -> RequestState | None:
+def planned(req: Request | None) -> RequestState | None:
     """The state of a request that has, or had, something to compose, and a valid plan."""
     state = state_of(req)
     if req is None or state is None or not state.is_valid_for(req):
@@ -226,7 +236,7 @@ class ServedIds:
     sees a virtual id. The real arrays come back on exit, also after an error.
     """
 
-    def __init__(self, req: Req, pieces: Pieces) -> None:
+    def __init__(self, req: Request, pieces: Pieces) -> None:
         self._req = req
         self._pieces = pieces
 

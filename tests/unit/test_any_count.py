@@ -9,7 +9,7 @@ import pytest
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 # Lower a figure when you have made it true; never raise one.
-AT_MOST = {"kvedit": 105, "kernels/kvedit_kernels": 1, "sglang_patches": 426, "bench": 31}
+AT_MOST = {"kvedit": 102, "kernels/kvedit_kernels": 1, "sglang_patches": 318, "bench": 31}
 
 
 def count(source: str) -> int:

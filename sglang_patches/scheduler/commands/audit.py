@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 
 from kvedit.splice.ownership import ownership_problems
+from sglang_patches.host.protocols import Allocator, Request, Scheduler
 
 
-def audit_scheduler(scheduler: Any) -> list[str]:
+def audit_scheduler(scheduler: Scheduler) -> list[str]:
     """Problems with slot ownership between two scheduler steps; empty when all is well.
 
     free        allocator's free and released pages; of a hybrid pool, the full pool's
@@ -51,7 +50,7 @@ def _window_problems(allocator: SWATokenToKVPoolAllocator) -> list[str]:
     return [f"window pool: {problem}" for problem in problems]
 
 
-def _free_pages(allocator: Any) -> torch.Tensor:
+def _free_pages(allocator: Allocator) -> torch.Tensor:
     pages: torch.Tensor = allocator.get_all_free_pages()
     return pages.cpu()
 
@@ -63,7 +62,7 @@ def _pages(pages: torch.Tensor, page_size: int) -> list[int]:
     return slots
 
 
-def _holders(scheduler: Any) -> list[Any]:
+def _holders(scheduler: Scheduler) -> list[Request]:
     candidates = [*scheduler.running_batch.reqs, *scheduler.waiting_queue]
     if scheduler.last_batch is not None:
         candidates += scheduler.last_batch.reqs

@@ -16,6 +16,7 @@ from kvedit.errors import BadRequest, KvEditError
 from kvedit.wire import envelope
 from kvedit.wire.commands import AnyCommand, RunTestOperation
 from sglang_patches import guard
+from sglang_patches.host.protocols import ReceivedRequest, Scheduler
 from sglang_patches.scheduler.commands import field_commands, server_commands, skill_commands
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
@@ -23,7 +24,9 @@ from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 KEY = "kvedit"
 
 
-def internal_state_hook(original: Callable[..., Any], controller: Any, recv_req: Any) -> Any:
+def internal_state_hook(
+    original: Callable[..., Any], controller: Any, recv_req: ReceivedRequest
+) -> Any:
     """AROUND ``SchedulerInternalStateController.get_internal_state``."""
     rooms = rooms_of(controller.scheduler.tree_cache)
     if rooms is None or not envelope.is_command(recv_req.rid):
@@ -32,7 +35,7 @@ def internal_state_hook(original: Callable[..., Any], controller: Any, recv_req:
     return GetInternalStateReqOutput(internal_state={KEY: text})
 
 
-def answered(scheduler: Any, rooms: Rooms, text: str) -> str:
+def answered(scheduler: Scheduler, rooms: Rooms, text: str) -> str:
     """The reply to a command, as text; the same on every rank. After an internal error on one,
     nothing is left of what the command has begun."""
     nonce, op = "", "command"
@@ -55,7 +58,7 @@ def answered(scheduler: Any, rooms: Rooms, text: str) -> str:
     return envelope.reply(nonce, KvEditError(f"kvedit: {op}: internal error: {why}"))
 
 
-def _run(scheduler: Any, rooms: Rooms, command: AnyCommand) -> object:
+def _run(scheduler: Scheduler, rooms: Rooms, command: AnyCommand) -> object:
     try:
         return _operation(rooms, command).run(scheduler, rooms, command)
     except KvEditError as error:

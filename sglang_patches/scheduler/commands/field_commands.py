@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvedit.errors import BadRequest, Unsupported
 from kvedit.text.tokens import TokenText
 from kvedit.wire import commands as wire
 from kvedit.wire.views import FieldsView, FieldView, field_view
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands import apart
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.wiring.rooms import Rooms
 
 
-def declare(scheduler: Any, rooms: Rooms, command: wire.DeclareField) -> wire.FieldDeclared:
+def declare(scheduler: Scheduler, rooms: Rooms, command: wire.DeclareField) -> wire.FieldDeclared:
     declaration, namespace, edits = command.declaration, command.namespace, rooms.edits
     form = command.form or edits.chat_form
     if declaration.where.role is not None and form is None:
@@ -29,17 +28,17 @@ def declare(scheduler: Any, rooms: Rooms, command: wire.DeclareField) -> wire.Fi
     return wire.FieldDeclared(field=field_view(field), created=created)
 
 
-def remove(scheduler: Any, rooms: Rooms, command: wire.RemoveField) -> FieldView:
+def remove(scheduler: Scheduler, rooms: Rooms, command: wire.RemoveField) -> FieldView:
     field = rooms.edits.fields.remove(command.name, command.namespace)
     rooms.reporter.publish("field_removed", field=field.name)
     return field_view(field)
 
 
-def show(scheduler: Any, rooms: Rooms, command: wire.ShowField) -> FieldView:
+def show(scheduler: Scheduler, rooms: Rooms, command: wire.ShowField) -> FieldView:
     return field_view(rooms.edits.fields.get(command.name, command.namespace))
 
 
-def listed(scheduler: Any, rooms: Rooms, command: wire.ListFields) -> FieldsView:
+def listed(scheduler: Scheduler, rooms: Rooms, command: wire.ListFields) -> FieldsView:
     fields = rooms.edits.fields.listed(command.namespace)
     return FieldsView(fields=[field_view(field) for field in fields])
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.wiring.rooms import Rooms
 
 
@@ -18,5 +19,5 @@ class Operation:
     KvEditError where there is nothing to undo.
     """
 
-    run: Callable[[Any, Rooms, Any], object]
+    run: Callable[[Scheduler, Rooms, Any], object]
     undo: Callable[[Rooms, Any], object] = lambda rooms, command: None

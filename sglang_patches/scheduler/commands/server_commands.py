@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from kvedit.splice.pass_price import MAX_BOUNDARIES
 from kvedit.wire import commands as wire
@@ -16,6 +15,7 @@ from kvedit.wire.views import (
     segment_view,
 )
 from sglang_patches import guard
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands.audit import audit_scheduler
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.wiring.rooms import Rooms
@@ -24,7 +24,7 @@ MAX_PROBLEMS = 20
 AUTO_WARNING = "kvedit: strategy auto: expected a quality profile, got none: serving edit+erratum"
 
 
-def status(scheduler: Any, rooms: Rooms, command: wire.ReadStatus) -> StatusView:
+def status(scheduler: Scheduler, rooms: Rooms, command: wire.ReadStatus) -> StatusView:
     publisher = rooms.reporter.publisher
     return StatusView(
         skills=dict(Counter(skill.state.value for skill in rooms.desk.registry.all())),
@@ -60,11 +60,11 @@ def _pool(rooms: Rooms) -> PoolView:
     )
 
 
-def tree(scheduler: Any, rooms: Rooms, command: wire.ReadTree) -> TreeView:
+def tree(scheduler: Scheduler, rooms: Rooms, command: wire.ReadTree) -> TreeView:
     return TreeView(segments=[segment_view(skill) for skill in rooms.desk.registry.all()])
 
 
-def audit(scheduler: Any, rooms: Rooms, command: wire.RunAudit) -> AuditView:
+def audit(scheduler: Scheduler, rooms: Rooms, command: wire.RunAudit) -> AuditView:
     problems = audit_scheduler(scheduler)
     return AuditView(ok=not problems, problems=problems[:MAX_PROBLEMS])
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kvedit.skills.segment import Skill
 from kvedit.wire import commands as wire
 from kvedit.wire.views import SkillsView, SkillView, skill_view
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands import apart
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.skills.desk import SkillDesk
 from sglang_patches.scheduler.wiring.rooms import Rooms
 
 
-def register(scheduler: Any, rooms: Rooms, command: wire.RegisterSkill) -> wire.Registered:
+def register(scheduler: Scheduler, rooms: Rooms, command: wire.RegisterSkill) -> wire.Registered:
     desk = rooms.desk
     desk.secret = desk.secret or command.secret
     if not command.skill.memory:
@@ -23,13 +22,13 @@ def register(scheduler: Any, rooms: Rooms, command: wire.RegisterSkill) -> wire.
 
 
 def compile_failed(
-    scheduler: Any, rooms: Rooms, command: wire.ReportCompileFailure
+    scheduler: Scheduler, rooms: Rooms, command: wire.ReportCompileFailure
 ) -> wire.CompileFailure:
     skill = rooms.desk.compile_failed(command.rid, command.reason)
     return wire.CompileFailure(skill=None if skill is None else skill_view(skill))
 
 
-def recompile(scheduler: Any, rooms: Rooms, command: wire.RecompileSkill) -> wire.Recompile:
+def recompile(scheduler: Scheduler, rooms: Rooms, command: wire.RecompileSkill) -> wire.Recompile:
     desk = rooms.desk
     desk.secret = desk.secret or command.secret
     outcome = desk.recompile(command.number, command.rid)
@@ -42,17 +41,17 @@ def recompile(scheduler: Any, rooms: Rooms, command: wire.RecompileSkill) -> wir
     )
 
 
-def show(scheduler: Any, rooms: Rooms, command: wire.ShowSkill) -> SkillView:
+def show(scheduler: Scheduler, rooms: Rooms, command: wire.ShowSkill) -> SkillView:
     return _view(rooms.desk, rooms.desk.registry.get(command.name, command.namespace))
 
 
-def listed(scheduler: Any, rooms: Rooms, command: wire.ListSkills) -> SkillsView:
+def listed(scheduler: Scheduler, rooms: Rooms, command: wire.ListSkills) -> SkillsView:
     registry = rooms.desk.registry
     skills = registry.all() if command.everything else registry.listed(command.namespace)
     return SkillsView(skills=[_view(rooms.desk, skill) for skill in skills])
 
 
-def remove(scheduler: Any, rooms: Rooms, command: wire.RemoveSkill) -> wire.Removal:
+def remove(scheduler: Scheduler, rooms: Rooms, command: wire.RemoveSkill) -> wire.Removal:
     desk, name, namespace = rooms.desk, command.name, command.namespace
     if command.purge:
         view = skill_view(desk.registry.named(name, namespace))

@@ -4,18 +4,18 @@ that the tree saves; once it is admitted, it stays."""
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 from kvedit.edit.variants import Variant
 from kvedit.reason import Reason
 from kvedit.splice.spelling import Choice
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState, key_of
 
 MIN_OUTPUT_TOKENS = 5  # what the host wants to be left behind any prompt
 
 
-def choose_prompt(room: EditRoom, req: Any, state: RequestState, edit: EditState) -> None:
+def choose_prompt(room: EditRoom, req: Request, state: RequestState, edit: EditState) -> None:
     """Serve the prompt that costs the fewest tokens; a tie goes to the one sent, and so does what
     would give up exact KV for less than a minimum span."""
     if edit.max_new_tokens is None:
@@ -46,7 +46,9 @@ def _left_for_output(room: EditRoom, variant: Variant) -> int:
     return room.max_request_tokens - len(variant.path.ids) - 1
 
 
-def serve(room: EditRoom, req: Any, state: RequestState, edit: EditState, variant: Variant) -> None:
+def serve(
+    room: EditRoom, req: Request, state: RequestState, edit: EditState, variant: Variant
+) -> None:
     """Make ``variant`` the request's prompt. Only before it is admitted."""
     before, ids = len(req.origin_input_ids), variant.path.ids
     if req.logprob_start_len == before:  # "output tokens only"
@@ -61,11 +63,11 @@ def serve(room: EditRoom, req: Any, state: RequestState, edit: EditState, varian
     edit.chosen = variant
 
 
-def _choice(room: EditRoom, req: Any, variant: Variant) -> Choice:
+def _choice(room: EditRoom, req: Request, variant: Variant) -> Choice:
     return room.choose(key_of(req, variant.path.ids), variant.plan)
 
 
-def unmet(room: EditRoom, req: Any, edit: EditState) -> list[str]:
+def unmet(room: EditRoom, req: Request, edit: EditState) -> list[str]:
     """Why ``edits: require`` cannot be met: reuse must reach beyond every field in the prompt."""
     reasons = [f"{item.field}: {item.reason}" for item in edit.client.refused]
     if not edit.client.windows:

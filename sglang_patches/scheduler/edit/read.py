@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from kvedit.edit.bases import Tools
 from kvedit.edit.client_prompt import ClientPrompt, read_prompt
@@ -18,13 +17,14 @@ from kvedit.request.options import Options
 from kvedit.request.strategy import Strategy
 from kvedit.splice.sources import PathSource
 from kvedit.splice.spans import Plan, cut, served_ids
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, key_of
 
 
 def read_edits(
     room: EditRoom,
-    req: Any,
+    req: Request,
     namespace: str,
     options: Options,
     plan: Plan,
@@ -42,7 +42,9 @@ def read_edits(
     return edit
 
 
-def edit_state(room: EditRoom, req: Any, namespace: str, options: Options, plan: Plan) -> EditState:
+def edit_state(
+    room: EditRoom, req: Request, namespace: str, options: Options, plan: Plan
+) -> EditState:
     """The state of a prompt that is served as sent, until there is something better."""
     fields = room.fields.visible(namespace)
     client = read_prompt(req.origin_input_ids, fields, room.chat_form, room.tokens)
@@ -78,7 +80,7 @@ def _variants(room: EditRoom, edit: EditState, tools: Tools) -> Iterator[Variant
 
 def _tools(
     room: EditRoom,
-    req: Any,
+    req: Request,
     client: ClientPrompt,
     options: Options,
     plan_of: Callable[[array[int]], Plan],

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any
 
 from kvedit.edit.client_prompt import ClientPrompt
 from kvedit.edit.ledger import Entry
 from kvedit.edit.served_path import ServedPath
 from kvedit.reason import Reason
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.edit.read import edit_state
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState
@@ -26,7 +26,7 @@ UNREAD_VALUE = frozenset(
 )
 
 
-def record_turn(room: EditRoom, req: Any, state: RequestState, up_to: int) -> None:
+def record_turn(room: EditRoom, req: Request, state: RequestState, up_to: int) -> None:
     """The request ended with ``up_to`` tokens of its path in the tree."""
     if not state.is_valid_for(req):
         return
@@ -78,7 +78,7 @@ def _note_unread(room: EditRoom, namespace: str, client: ClientPrompt, reply: ar
             room.ledger.note_unread(namespace, field.number, reply)
 
 
-def _without_edits(room: EditRoom, req: Any, state: RequestState) -> EditState | None:
+def _without_edits(room: EditRoom, req: Request, state: RequestState) -> EditState | None:
     """A request that was served without edits, as if it had been served as sent: its conversation
     may be told from a remembered one by nothing but its reply."""
     if not room.fields.visible(state.namespace):

@@ -22,6 +22,7 @@ from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import next_start, run_end
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import Batch, Request, Scheduler
 from sglang_patches.scheduler.hooks.intake import refuse_late
 from sglang_patches.scheduler.request_state import EditState, RequestState, planned, state_of
 from sglang_patches.scheduler.splice.tree import KvEditCache
@@ -42,7 +43,7 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             assert rooms is not None  # this class is given to our trees only
             return rooms
 
-        def add_one_req(self, req: Any, *args: Any, **kwargs: Any) -> AddReqResult:
+        def add_one_req(self, req: Request, *args: Any, **kwargs: Any) -> AddReqResult:
             result = super().add_one_req(req, *args, **kwargs)
             while result is AddReqResult.NO_TOKEN and self._can_release_a_pin():
                 req.init_next_round_input(self.tree_cache)
@@ -59,7 +60,12 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             return 0 if self.running_batch is None else len(self.running_batch.reqs)
 
         def _select_prefill_admission(
-            self, req: Any, *, host_hit_length: int, has_chunked_req: bool = False, **kwargs: Any
+            self,
+            req: Request,
+            *,
+            host_hit_length: int,
+            has_chunked_req: bool = False,
+            **kwargs: Any,
         ) -> Any:
             state = planned(req)
             if state is not None and not host_hit_length:
@@ -76,7 +82,7 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
             return admission
 
         def _commit_prefill_admission(
-            self, req: Any, admission: Any, mamba_gap_reserve: int
+            self, req: Request, admission: Any, mamba_gap_reserve: int
         ) -> None:
             state = state_of(req)
             if state is not None and planned(req) is not None:
@@ -93,13 +99,13 @@ def planned_adder(base: type[PrefillAdder]) -> type[PrefillAdder]:
                 self._reserve_rest(req)
             _cover(self._rooms, req, state)
 
-        def _reserve_rest(self, req: Any) -> None:  # R1
+        def _reserve_rest(self, req: Request) -> None:  # R1
             rest = len(req.full_untruncated_fill_ids) - req.extend_end
             if rest > 0:
                 new_tokens = min(req.sampling_params.max_new_tokens, CLIP_MAX_NEW_TOKENS)
                 self.memory_budget.reserve(rest, new_tokens)
 
-        def add_chunked_req(self, req: Any) -> Any:
+        def add_chunked_req(self, req: Request) -> Any:
             state = planned(req)
             if state is not None:
                 _give_up_unrealised(state, req.prefix_len)
@@ -151,7 +157,7 @@ def _give_up_unrealised(state: RequestState, position: int) -> None:
         state.give_up(position)
 
 
-def _cover(rooms: Rooms, req: Any, state: RequestState) -> None:
+def _cover(rooms: Rooms, req: Request, state: RequestState) -> None:
     """Class the tokens this admission covers first, for the report and the counters."""
     with boundary("cover", lambda: None) as hook:
         split = state.split.copy()
@@ -166,7 +172,7 @@ def _cover(rooms: Rooms, req: Any, state: RequestState) -> None:
         _settle_cover(rooms, req, state, split)
 
 
-def _settle_cover(rooms: Rooms, req: Any, state: RequestState, split: TokenSplit) -> None:
+def _settle_cover(rooms: Rooms, req: Request, state: RequestState, split: TokenSplit) -> None:
     if state.is_counted:
         rooms.reporter.metrics.count_tokens(state.split.counts(), split)
     state.split = split
@@ -182,7 +188,7 @@ def _settle_cover(rooms: Rooms, req: Any, state: RequestState, split: TokenSplit
 
 
 def decode_memory_hook(
-    original: Callable[..., bool], batch: Any, selected_indices: list[int] | None = None
+    original: Callable[..., bool], batch: Batch, selected_indices: list[int] | None = None
 ) -> bool:
     """AROUND ``ScheduleBatch.check_decode_mem``: the host aborts the last running request when
     it has no room left. Pins yield first."""
@@ -196,7 +202,7 @@ def decode_memory_hook(
     return fits
 
 
-def adder_hook(result: type[PrefillAdder], scheduler: Any, *args: Any) -> type[PrefillAdder]:
+def adder_hook(result: type[PrefillAdder], scheduler: Scheduler, *args: Any) -> type[PrefillAdder]:
     """AFTER ``Scheduler.get_prefill_adder_class``."""
     if isinstance(scheduler.tree_cache, KvEditCache):
         return planned_adder(result)  # type: ignore[arg-type]  # the host's class is hashable

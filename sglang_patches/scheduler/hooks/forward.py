@@ -14,16 +14,19 @@ import torch
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import Batch, Request
 from sglang_patches.scheduler.hooks.intake import REFUSED
 from sglang_patches.scheduler.request_state import state_of
 from sglang_patches.scheduler.splice.copies import PendingCopies
 from sglang_patches.scheduler.wiring.rooms import rooms_of
 
 
-def forward_hook(worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> None:
+def forward_hook(worker: Any, batch: Batch | None = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``TpModelWorker.forward_batch_generation``: nobody is ever served from slots that
     were not written."""
-    rooms = None if batch is None else rooms_of(batch.tree_cache)
+    if batch is None:
+        return
+    rooms = rooms_of(batch.tree_cache)
     if rooms is None:
         return
     rooms.copies.run()
@@ -32,7 +35,7 @@ def forward_hook(worker: Any, batch: Any = None, *args: Any, **kwargs: Any) -> N
         _end_holders(batch, failed)
 
 
-def _end_holders(batch: Any, failed: list[PendingCopies]) -> None:
+def _end_holders(batch: Batch, failed: list[PendingCopies]) -> None:
     """End the requests that stand on a target: of this batch, or one that was spliced for and
     waits for its next chunk. When that cannot be told, every one that has something composed."""
     waiting = [h for f in failed for h in f.holders if h not in batch.reqs and h.kv.holds_kv]
@@ -46,7 +49,7 @@ def _end_holders(batch: Any, failed: list[PendingCopies]) -> None:
         _end(holding)
 
 
-def _stands_on(req: Any, table: torch.Tensor, slots: torch.Tensor) -> bool:
+def _stands_on(req: Request, table: torch.Tensor, slots: torch.Tensor) -> bool:
     """Whether the request's row of ``table`` (slots by request and position) names any of them."""
     row = table[req.kv.req_pool_idx, : req.kv.kv_allocated_len]
     return bool(torch.isin(row.to(torch.int64), slots).any())

@@ -20,10 +20,17 @@ from kvedit.splice.sources import SkillSource
 from kvedit.splice.spans import Plan, Refusal
 from kvedit.splice.token_classes import TokenSplit
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import ReceivedRequest, Request, Scheduler
 from sglang_patches.scheduler.edit.choose import choose_prompt, serve, unmet
 from sglang_patches.scheduler.edit.read import read_edits
 from sglang_patches.scheduler.edit.room import EditRoom
-from sglang_patches.scheduler.request_state import EditState, RequestState, state_of
+from sglang_patches.scheduler.request_state import (
+    EditState,
+    RequestState,
+    hang_on,
+    note_refused,
+    state_of,
+)
 from sglang_patches.scheduler.skills.desk import SkillDesk
 from sglang_patches.scheduler.splice.tree import KvEditCache
 from sglang_patches.scheduler.telemetry.metrics import Metrics
@@ -33,7 +40,9 @@ RECOVERABLE = (Reason.EVICTED, Reason.COMPILING)
 REFUSED = "KvEditUnmet"  # err_type of our refusals; the HTTP side turns it into a real 400
 
 
-def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: Any) -> None:
+def intake_hook(
+    req: Request, scheduler: Scheduler, recv_req: ReceivedRequest, *args: Any, **kwargs: Any
+) -> None:
     """AFTER ``Scheduler._create_generation_req``. The request comes back unchanged, but for
     ``req.kvedit`` (its state), or ``req.kvedit_refused`` (the report of a refused one)."""
     rooms = rooms_of(scheduler.tree_cache)
@@ -47,7 +56,7 @@ def intake_hook(req: Any, scheduler: Any, recv_req: Any, *args: Any, **kwargs: A
         settle()
 
 
-def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
+def prompt_hook(req: Request, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``Req.init_next_round_input``: decide which prompt is tried for admission."""
     state, rooms = state_of(req), rooms_of(tree_cache)
     if state is None or state.edit is None or state.edit.is_frozen or rooms is None:
@@ -60,17 +69,17 @@ def prompt_hook(req: Any, tree_cache: Any = None, *args: Any, **kwargs: Any) -> 
         choose_prompt(edits, req, state, edit)
 
 
-def _serve_as_sent(edits: EditRoom, req: Any, state: RequestState, edit: EditState) -> None:
+def _serve_as_sent(edits: EditRoom, req: Request, state: RequestState, edit: EditState) -> None:
     serve(edits, req, state, edit, edit.sent)
     state.edit = None
     if state.options.edits == "require":
         state.unmet = f"edits: {Reason.INTERNAL_ERROR}"
 
 
-def _forget(rooms: Rooms, req: Any, recv_req: Any) -> None:
+def _forget(rooms: Rooms, req: Request, recv_req: ReceivedRequest) -> None:
     """Serve the request as if kvedit were not there. A compile must not be: its text belongs to
     one namespace, and somebody waits for the outcome. Nor what requires reuse."""
-    req.kvedit = None
+    hang_on(req, None)
     reason = "internal error, see the server's log"
     if rooms.desk.compile_failed(req.rid, reason) is not None:
         req.set_finish_with_abort(reason, HTTPStatus.SERVICE_UNAVAILABLE)
@@ -78,12 +87,12 @@ def _forget(rooms: Rooms, req: Any, recv_req: Any) -> None:
         _refuse_request(req, recv_req, f"kvedit: require: {reason}")
 
 
-def _concerns(rooms: Rooms, recv_req: Any) -> bool:
+def _concerns(rooms: Rooms, recv_req: ReceivedRequest) -> bool:
     is_compile = rooms.desk.registry.by_rid(recv_req.rid) is not None
     return is_compile or _requested(recv_req) is not None or rooms.is_in_use
 
 
-def _take_in(rooms: Rooms, req: Any, recv_req: Any) -> Callable[[], None]:
+def _take_in(rooms: Rooms, req: Request, recv_req: ReceivedRequest) -> Callable[[], None]:
     """What to do with the request. Until that is called, the request is as it came."""
     skill = rooms.desk.registry.by_rid(recv_req.rid)
     if skill is not None:
@@ -103,25 +112,27 @@ def _take_in(rooms: Rooms, req: Any, recv_req: Any) -> Callable[[], None]:
     return lambda: _adopt(req, recv_req, state, reasons)
 
 
-def _adopt(req: Any, recv_req: Any, state: RequestState, reasons: list[str]) -> None:
+def _adopt(
+    req: Request, recv_req: ReceivedRequest, state: RequestState, reasons: list[str]
+) -> None:
     """Give the request its state, or the 400 of a ``require`` that is not met."""
-    req.kvedit = state
+    hang_on(req, state)
     if reasons:
-        req.kvedit_refused = state.report()
+        note_refused(req, state.report())
         _refuse_request(req, recv_req, "kvedit: require: " + "; ".join(reasons))
 
 
-def _requested(recv_req: Any) -> object:
+def _requested(recv_req: ReceivedRequest) -> object:
     params = recv_req.sampling_params.custom_params
     return params.get("kvedit") if isinstance(params, dict) else None
 
 
-def _announce_compile(desk: SkillDesk, req: Any, segment: int) -> None:
+def _announce_compile(desk: SkillDesk, req: Request, segment: int) -> None:
     """Our own compile request: its path goes into the segment's secret tree namespace."""
     req.extra_key = desk.tree_namespace(segment)
     req.cache_salt = None
     num_tokens = len(req.origin_input_ids)
-    req.kvedit = RequestState(
+    state = RequestState(
         namespace=req.extra_key,
         options=Options(splice="off"),
         plan=Plan(num_tokens=num_tokens, registry_version=desk.registry.version),
@@ -129,9 +140,10 @@ def _announce_compile(desk: SkillDesk, req: Any, segment: int) -> None:
         is_compile=True,
         is_counted=False,
     )
+    hang_on(req, state)
 
 
-def _plan(rooms: Rooms, req: Any, recv_req: Any, options: Options) -> RequestState:
+def _plan(rooms: Rooms, req: Request, recv_req: ReceivedRequest, options: Options) -> RequestState:
     edits, ids = rooms.edits, req.origin_input_ids
     # The host reads an empty salt or key as none, so does the HTTP side when it registers.
     namespace = namespace_tag(
@@ -167,7 +179,7 @@ def _plan(rooms: Rooms, req: Any, recv_req: Any, options: Options) -> RequestSta
     return state
 
 
-def _is_warmer(metrics: Metrics, recv_req: Any, options: Options) -> bool:
+def _is_warmer(metrics: Metrics, recv_req: ReceivedRequest, options: Options) -> bool:
     """Whether this is the host's own request, which warms a prefix for n > 1 samples."""
     if options.sealed.samples is not None:
         return metrics.is_first(options.sealed.samples)
@@ -180,7 +192,7 @@ def _no_edits(options: Options) -> Reason | None:
     return Reason.OFF if options.edits == "off" else None
 
 
-def _blockers(req: Any, recv_req: Any) -> list[Reason]:
+def _blockers(req: Request, recv_req: ReceivedRequest) -> list[Reason]:
     """Features that look at every prompt token, or key it by more than its id."""
     checks = {
         Reason.SESSION: recv_req.session_params is not None or recv_req.session_id is not None,
@@ -200,7 +212,7 @@ def _blockers(req: Any, recv_req: Any) -> list[Reason]:
     return [reason for reason, blocked in checks.items() if blocked]
 
 
-def _unmet_reasons(tree: KvEditCache, req: Any, state: RequestState) -> list[str]:
+def _unmet_reasons(tree: KvEditCache, req: Request, state: RequestState) -> list[str]:
     """Why ``require`` cannot be met as things stand: every token of the named skills behind
     the seam must be exact, composed or derived. Notes the skills that a compile would help."""
     lost = tree.preview(req, state)
@@ -212,7 +224,7 @@ def _unmet_reasons(tree: KvEditCache, req: Any, state: RequestState) -> list[str
     return [_spelled(refusal) for refusal in (*state.plan.refused, *(r for _, r in lost))]
 
 
-def _unmet_edits(edits: EditRoom, req: Any, state: RequestState) -> list[str]:
+def _unmet_edits(edits: EditRoom, req: Request, state: RequestState) -> list[str]:
     if state.edit is not None:
         return unmet(edits, req, state.edit)
     return ["edits: no field is declared, or the request asks for what they do not support"]
@@ -223,7 +235,7 @@ def _spelled(refusal: Refusal) -> str:
     return f"{refusal.skill or 'request'}: {refusal.reason}{detail}"
 
 
-def refuse_late(req: Any, state: RequestState) -> None:
+def refuse_late(req: Request, state: RequestState) -> None:
     """``require`` turned out unmet at admission: the request ends with the 400 after the
     forward it was admitted to, before anything is streamed. Not one that has output: it was
     retracted and its skill is gone since, so it goes on plainly and its report says so."""
@@ -235,10 +247,10 @@ def refuse_late(req: Any, state: RequestState) -> None:
     req.to_finish = FINISH_ABORT(f"kvedit: require: {reasons}", HTTPStatus.BAD_REQUEST, REFUSED)
 
 
-def _refuse_request(req: Any, recv_req: Any, message: str) -> None:
+def _refuse_request(req: Request, recv_req: ReceivedRequest, message: str) -> None:
     """A 400 before anything is streamed. The host overwrites the message when the logprob
     window of the shortened prompt is off, hence the reset."""
-    req.kvedit = None
+    hang_on(req, None)
     req.set_finish_with_abort(message, HTTPStatus.BAD_REQUEST, REFUSED)
     recv_req.logprob_start_len = -1
     recv_req.return_logprob = False

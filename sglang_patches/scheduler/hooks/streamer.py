@@ -8,6 +8,7 @@ from typing import Any
 from sglang.srt.managers.scheduler_components.output_streamer import SchedulerOutputStreamer
 
 from sglang_patches.guard import contained
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.request_state import report_of
 from sglang_patches.scheduler.splice.tree import KvEditCache
 
@@ -42,7 +43,7 @@ def finished_reports(reqs: list[Any]) -> list[list[dict[str, object]]]:
 
 
 def streamer_hook(
-    result: type[SchedulerOutputStreamer], scheduler: Any, *args: Any
+    result: type[SchedulerOutputStreamer], scheduler: Scheduler, *args: Any
 ) -> type[SchedulerOutputStreamer]:
     """AFTER ``Scheduler.get_output_streamer_class``."""
     if isinstance(scheduler.tree_cache, KvEditCache):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_patches.guard import agree, boundary
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.wiring.rooms import rooms_of
 
 WEIGHT_UPDATES = tuple(
@@ -27,7 +28,7 @@ def weights_hook(result: Any, updater: Any, *args: Any, **kwargs: Any) -> None:
     _bump(updater.scheduler.tree_cache, "weights")
 
 
-def adapters_hook(result: Any, scheduler: Any, *args: Any, **kwargs: Any) -> None:
+def adapters_hook(result: Any, scheduler: Scheduler, *args: Any, **kwargs: Any) -> None:
     """AFTER each adapter load or unload."""
     if result.success:
         _bump(scheduler.tree_cache, "adapters")

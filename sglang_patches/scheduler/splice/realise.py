@@ -21,6 +21,7 @@ from kvedit.skills.segment import WHY_NOT_READY, State
 from kvedit.splice.sources import SkillSource, Source, in_order
 from kvedit.splice.spans import Piece, Refusal, served_ids
 from sglang_patches.guard import LostVote, agree
+from sglang_patches.host.protocols import Request
 from sglang_patches.pools import LostWindowSlots
 from sglang_patches.scheduler.ports import GrowingPaths
 from sglang_patches.scheduler.request_state import RequestState
@@ -44,7 +45,7 @@ class Splice:
         self,
         tree: GrowingPaths,
         parts: Parts,
-        req: Any,
+        req: Request,
         state: RequestState,
         start: int,
         stop: int,

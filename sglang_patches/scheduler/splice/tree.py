@@ -32,6 +32,7 @@ from kvedit.splice.pass_price import Lost
 from kvedit.splice.spans import Pieces, Plan, Refusal, Span, run_end, served_ids
 from kvedit.splice.spelling import Choice, choose_path
 from sglang_patches.guard import boundary
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.request_state import (
     RequestState,
     ServedIds,
@@ -102,7 +103,7 @@ class KvEditCache(UnifiedRadixCache):
         )
         return dataclasses.replace(choice, lost=(*choice.lost, *gone))
 
-    def preview(self, req: Any, state: RequestState) -> list[Lost]:
+    def preview(self, req: Request, state: RequestState) -> list[Lost]:
         """(source, why) of what the request could not compose if it were admitted now."""
         return list(self._lost(self.choose(key_of(req, req.origin_input_ids), state.plan)))
 
@@ -140,7 +141,7 @@ class KvEditCache(UnifiedRadixCache):
     def load_back_is_cache_owned(self) -> bool:
         return True
 
-    def checkpoint_into_tree(self, req: Any, *, up_to: int, **kwargs: Any) -> None:
+    def checkpoint_into_tree(self, req: Request, *, up_to: int, **kwargs: Any) -> None:
         state = state_of(req)
         if state is None:
             super().checkpoint_into_tree(req, up_to=up_to, **kwargs)
@@ -153,7 +154,7 @@ class KvEditCache(UnifiedRadixCache):
         elif pieces and up_to == req.extend_end and run_end(pieces, up_to) > up_to:
             self._splice_at_boundary(req, state, up_to, run_end(pieces, up_to))
 
-    def _splice_at_boundary(self, req: Any, state: RequestState, start: int, stop: int) -> None:
+    def _splice_at_boundary(self, req: Request, state: RequestState, start: int, stop: int) -> None:
         """The chunk just published ends where a span starts: hand the request the span's slots.
 
         All fields that say how far the request is move together. ``checkpoint_kv_cache`` reads

@@ -21,6 +21,7 @@ from kvedit.splice.spans import Pieces
 from kvedit.wire.commands import RunTestOperation
 from kvedit.wire.views import segment_view
 from sglang_patches import faults, guard
+from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands.audit import audit_scheduler
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.splice.tree import KvEditCache
@@ -35,7 +36,7 @@ def _log(rooms: Rooms) -> ServedLog:
     return rooms.served_log
 
 
-def served(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+def served(scheduler: Scheduler, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"rid"}: the prompt ids that a finished request was served with, its pieces as
     [start, stop, number of the source, shift], the text, and how many errata and ledger entries
     there are."""
@@ -52,7 +53,7 @@ def served(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     }
 
 
-def fault(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+def fault(scheduler: Scheduler, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"hook", "times", "rank"?}: let a hook fail that many times, on one rank or on all. Raises
     BadRequest with the known ones."""
     hook, times = faults.wanted(command)
@@ -62,13 +63,13 @@ def fault(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
     return {}
 
 
-def shift_error(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+def shift_error(scheduler: Scheduler, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"positions"}: rotate every copy decided from now on by that much too far."""
     rooms.copies.queue.shift_error = int(command["positions"])
     return {}
 
 
-def dump(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+def dump(scheduler: Scheduler, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"ids", "extra_key", "options", "path"}: save the cached K and V of a prompt's served path;
     or {"rid", "path"}: of the path that a finished request was served with.
 
@@ -116,7 +117,7 @@ def _layer_slots(pool: Any, layer_id: int, slots: torch.Tensor) -> torch.Tensor:
     return own
 
 
-def ranks(scheduler: Any, rooms: Rooms, command: Command) -> dict[str, Any]:
+def ranks(scheduler: Scheduler, rooms: Rooms, command: Command) -> dict[str, Any]:
     """{"path"}: every rank writes what it has decided so far, as JSON, to a file of its own."""
     cache = rooms.tree
     decided = {
@@ -138,7 +139,7 @@ def rank_path(path: str) -> str:
     return path if rank == 0 else f"{path}.rank{rank}"
 
 
-_OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
+_OPERATIONS: dict[str, Callable[[Scheduler, Rooms, Command], dict[str, Any]]] = {
     "fault": fault,
     "dump": dump,
     "shift_error": shift_error,
@@ -147,7 +148,7 @@ _OPERATIONS: dict[str, Callable[[Any, Rooms, Command], dict[str, Any]]] = {
 }
 
 
-def run(scheduler: Any, rooms: Rooms, command: RunTestOperation) -> dict[str, Any]:
+def run(scheduler: Scheduler, rooms: Rooms, command: RunTestOperation) -> dict[str, Any]:
     """Raises BadRequest for an operation that nobody knows."""
     operation = _OPERATIONS.get(command.operation)
     if operation is None:

@@ -12,6 +12,7 @@ from sglang.srt.mem_cache.allocator.swa import SWATokenToKVPoolAllocator
 from sglang.srt.mem_cache.base_prefix_cache import EvictParams
 
 from sglang_patches.guard import contained, highest
+from sglang_patches.host.protocols import Allocator
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.skills.desk import SkillDesk
 
@@ -31,7 +32,7 @@ def level(edits: EditRoom, desk: SkillDesk, tree: Any) -> None:
             allocator.free_pages = torch.sort(allocator.free_pages).values
 
 
-def _plain(allocator: Any) -> list[Any]:
+def _plain(allocator: Allocator) -> list[Any]:
     if isinstance(allocator, SWATokenToKVPoolAllocator):
         return [allocator.full_attn_allocator, allocator.swa_attn_allocator]
     return [allocator]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
@@ -16,6 +15,7 @@ from kvedit.splice.planner import PlanLimits, plan_spans
 from kvedit.splice.sources import Source, in_order
 from kvedit.splice.spans import Plan
 from sglang_patches.guard import agree, boundary
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.edit.record import record_turn
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import RequestState
@@ -74,7 +74,7 @@ class Rooms:
 
     # ---- what the tree tells
 
-    def on_finished(self, req: Any, state: RequestState, up_to: int) -> None:
+    def on_finished(self, req: Request, state: RequestState, up_to: int) -> None:
         """A request has ended; ``up_to`` tokens of its path are in the tree."""
         if state.is_compile:
             skill = self.desk.registry.by_rid(req.rid)
@@ -92,7 +92,7 @@ class Rooms:
         self.desk.emptied()
         self.new_epoch("flush")
 
-    def _finish_compile(self, req: Any) -> None:
+    def _finish_compile(self, req: Request) -> None:
         if isinstance(req.finished_reason, FINISH_ABORT):
             self.desk.compile_failed(req.rid, req.finished_reason.message)
         else:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from kvedit.splice.spans import Pieces
+from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.request_state import RequestState
 
 MAX_SERVED = 256
@@ -30,7 +30,7 @@ class ServedLog:
     def __init__(self) -> None:
         self._served: OrderedDict[str, ServedRequest] = OrderedDict()
 
-    def note(self, req: Any, state: RequestState, up_to: int) -> None:
+    def note(self, req: Request, state: RequestState, up_to: int) -> None:
         """The request has ended; ``up_to`` tokens of its path are in the tree."""
         ids = (req.origin_input_ids + array("q", req.output_ids))[:up_to]
         self._served[req.rid] = ServedRequest(
