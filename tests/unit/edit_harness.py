@@ -8,8 +8,7 @@ wrong token is seen at once, and what that KV has seen: the marks of the texts i
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -38,10 +37,10 @@ from sglang_patches.scheduler.edit.read import read_edits
 from sglang_patches.scheduler.edit.record import record_turn
 from sglang_patches.scheduler.edit.room import EditRoom
 from sglang_patches.scheduler.request_state import EditState, RequestState
-from tests.unit.fake_tree import END, START, Cached, FakeTree, Marks, WordTokens
+from tests.unit.fake_tree import END, START, Cached, FakeTree, WordTokens
+from tests.unit.marks import Marks, MarksIn, said_at
 
 SALT = "one user's"
-MarksIn = Callable[[str], Sequence[tuple[int, Any]]]  # a text's marks: (character, mark)
 SUFFIX = f"{END}\n{START}assistant\n"
 
 
@@ -243,16 +242,7 @@ class FakeServer:
         )
 
     def said_at(self, ids: array[int]) -> list[Marks]:
-        """By token, the marks of the text up to it: what exact KV has seen."""
-        text, stops = self.tokens.joined(ids)
-        own: dict[int, set[Any]] = {}
-        for character, mark in self.marks_in(text.decode()):
-            own.setdefault(bisect_right(stops, character), set()).add(mark)
-        said, marks = [], frozenset[Any]()
-        for position in range(len(ids)):
-            marks |= own.get(position, set())
-            said.append(marks)
-        return said
+        return said_at(self.tokens, self.marks_in, ids)
 
     def _seen(
         self, key: Any, spelled: array[int], real: array[int], state: RequestState, matched: int

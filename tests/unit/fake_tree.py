@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from kvedit.edit.masked import common_prefix
+from tests.unit.marks import Marks
 
 START, END = "<|im_start|>", "<|im_end|>"
 SPLIT = re.compile(r"<\|im_start\|>|<\|im_end\|>| ?\w+|\s|<| ?[^\w\s<]+")
-Marks = frozenset[Any]
 
 
 class WordTokens:

@@ -34,7 +34,8 @@ def key_error(host: SmallHost, served: Served) -> float:
 
 
 def assert_right(host: SmallHost, served: Served, ids: list[int]) -> None:
-    """What is cached of the request's path is KV of its prompt."""
+    """What the request read, and what is cached of its path, is KV of its prompt."""
+    assert served.misread == []
     assert served.values == ids[: len(served.values)] and len(served.values) >= len(ids) - 3
     assert key_error(host, served) < KEY_ERROR
     assert sum(served.split) == len(ids)
@@ -90,6 +91,8 @@ def test_a_wrong_shift_is_seen(host: SmallHost) -> None:
     served = host.run(HEAD + SKILL + TAIL)
     assert served.values == (HEAD + SKILL + TAIL)[: len(served.values)]
     assert key_error(host, served) > 0.05
+    first, stop = len(HEAD) + SEAM, len(HEAD + SKILL)
+    assert f"KV of another position at {list(range(first, stop))}" in served.misread[0]
 
 
 def test_pages() -> None:
@@ -112,28 +115,21 @@ def test_a_prompt_longer_than_a_chunk() -> None:
 # ---- what is refused, and what becomes of the skill
 
 
-def evict_everything(host: SmallHost) -> None:
-    from sglang.srt.mem_cache.base_prefix_cache import EvictParams
-
-    host.tree.evict(EvictParams(num_tokens=host.tree.evictable_size()))
-
-
 def test_a_donor_that_is_gone(host: SmallHost) -> None:
     skill = host.register("policy", SKILL)
-    evict_everything(host)
+    host.evict()
     served = ask(host, HEAD + SKILL + TAIL)
     assert served.reasons == ["evicted"] and served.report["evicted"] == [skill.number]
     assert served.split == (0, 0, 0, len(HEAD + SKILL + TAIL))
     assert skill.state is State.EVICTED
-    host.rooms.desk.recompile(skill.number, "compile-again")
-    host.run(SKILL, rid="compile-again", num_new=1)
+    host.compile_again(skill)
     assert ask(host, [11, *HEAD, *SKILL, *TAIL]).report["composed"] == len(SKILL) - SEAM
 
 
 def test_a_pin_keeps_its_donor_and_yields_to_whom_has_no_room() -> None:
     host = SmallHost(num_slots=128)
     skill = host.register("policy", SKILL, pin=True)
-    evict_everything(host)
+    host.evict()
     assert ask(host, HEAD + SKILL + TAIL).report["composed"] == len(SKILL) - SEAM
     ask(host, list(range(500, 500 + 110)))
     assert not skill.pinned and len(host.rooms.desk.pins._pins) == 0
@@ -148,7 +144,7 @@ def test_a_skill_that_is_purged_or_retired(host: SmallHost) -> None:
 def test_a_compile_that_is_aborted_says_why(host: SmallHost) -> None:
     desk = host.rooms.desk
     skill = host.register("policy", SKILL)
-    evict_everything(host)
+    host.evict()
     desk.donor_lost(skill.number)
     desk.recompile(skill.number, "again")
     assert desk.compile_failed("again", "the client left") is skill
@@ -162,13 +158,10 @@ def test_a_short_run_is_not_worth_a_pass(host: SmallHost) -> None:
 
 
 def test_a_flush_and_a_new_epoch_leave_nothing_to_compose(host: SmallHost) -> None:
-    for change in (host.tree.reset, lambda: host.rooms.new_epoch("weights")):
+    for change in (host.flush, lambda: host.rooms.new_epoch("weights")):
         skill = host.register("policy", SKILL, replace=True)
         if skill.state is not State.READY:
-            host.rooms.desk.recompile(skill.number, f"again-{skill.number}")
-            host.run(SKILL, rid=f"again-{skill.number}", num_new=1)
-        if change == host.tree.reset:
-            host.allocator.clear()  # the host clears both when it flushes
+            host.compile_again(skill)
         before = host.rooms.edits.weight_epoch
         change()
         assert host.rooms.edits.weight_epoch == before + 1

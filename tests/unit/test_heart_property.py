@@ -58,8 +58,7 @@ class Life:
             elif kind == "purge":
                 self.host.rooms.desk.purge(name, "shared")
             elif kind == "flush":
-                self.host.tree.reset()
-                self.host.allocator.clear()
+                self.host.flush()
             elif kind == "epoch":
                 self.host.rooms.new_epoch("weights")
             else:
@@ -80,6 +79,7 @@ class Life:
     def check(self, served: Served, ids: list[int]) -> None:
         if isinstance(served.req.finished_reason, FINISH_ABORT):  # its copies never ran
             return
+        assert served.misread == []
         assert served.values == ids[: len(served.values)]
         if served.values:
             want = [self.host.key(token, at) for at, token in enumerate(served.values)]
