@@ -14,6 +14,7 @@ most MAX_WALK looks, branching MAX_BRANCHING; a look costs O(length of the promp
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,11 +30,13 @@ MAX_MATCHES = MAX_BRANCHING + MAX_WALK
 class Choice:
     """pieces: the served spelling. matched: cached tokens of it. computed: tokens to forward.
     lost: spans that this spelling would have composed further, were they composable. unpaid:
-    what was not worth its forced boundaries, of which num_boundaries are left."""
+    what was not worth its forced boundaries, of which num_boundaries are left. deepest: the most
+    cached tokens that any look of the search found."""
 
     pieces: Pieces
     matched: int
     computed: int
+    deepest: int
     lost: tuple[Span, ...] = ()
     num_boundaries: int = 0
     unpaid: tuple[Lost, ...] = ()
@@ -72,10 +75,11 @@ def choose_path(
     for spans in alternatives:
         search.explore(tuple(spans), (), 0)
     exact = search.consider(())  # last: where nothing can be composed, who names why wins
-    return min(
+    chosen = min(
         search.found,
         key=lambda c: (c.cost(worth, exact), overlap(c.pieces, 0, num_tokens)),
     )
+    return dataclasses.replace(chosen, deepest=search.deepest)
 
 
 class _Search:
@@ -94,6 +98,10 @@ class _Search:
         self._measured: dict[Pieces, int] = {}
         self.found: list[Choice] = []
 
+    @property
+    def deepest(self) -> int:
+        return max(self._measured.values())
+
     def consider(self, pieces: Pieces) -> int:
         """Measure one spelling and remember what it would cost; returns its cached length."""
         if pieces in self._measured:
@@ -110,6 +118,7 @@ class _Search:
             pieces=afforded.pieces,
             matched=matched,
             computed=self._num_tokens - matched - ahead,
+            deepest=self.deepest,
             lost=lost,
             num_boundaries=afforded.num_boundaries,
             unpaid=afforded.lost,

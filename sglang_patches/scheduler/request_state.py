@@ -18,7 +18,9 @@ from kvedit.request.options import Options
 from kvedit.request.report import LineReport, PromptReport, UneditedReport
 from kvedit.splice.pass_price import Lost
 from kvedit.splice.spans import Pieces, Plan, Refusal, cut, served_ids
+from kvedit.splice.spelling import Choice
 from kvedit.splice.token_classes import TokenSplit
+from sglang_patches.scheduler.handed import Handed
 
 if TYPE_CHECKING:
     from sglang_patches.host.protocols import Request
@@ -120,6 +122,7 @@ class RequestState:
     realised   half-open prompt intervals that were spliced for this request
     lost       (source, refusal) of spans that the last match could not compose; it counts only
                once the request is admitted, for a waiting request is matched again and again
+    handed     the choice of the prompt that is being tried, for the match that follows alone
     evicted    numbers of skills that a refusal found evicted: the HTTP process recompiles them
     edit       which prompt is served; None where no field concerns the request
     unmet      why ``edits: require`` could not be met when the request was last tried
@@ -135,6 +138,7 @@ class RequestState:
     pieces: Pieces = ()
     realised: list[tuple[int, int]] = field(default_factory=list)
     lost: tuple[Lost, ...] = ()
+    handed: Handed | None = None
     evicted: set[int] = field(default_factory=set)
     edit: EditState | None = None
     no_edits: Reason | None = None
@@ -143,9 +147,14 @@ class RequestState:
     def replan(self, plan: Plan) -> None:
         """Another prompt is served; nothing of it is covered yet."""
         refused = self.split.refused
-        self.plan, self.pieces, self.lost = plan, (), ()
+        self.plan, self.pieces, self.lost, self.handed = plan, (), (), None
         self.split = TokenSplit(plan.num_tokens)
         self.split.refuse(refused)
+
+    def take_handed(self, key: RadixKey) -> Choice | None:
+        """What was handed on for ``key``. Only once: behind its match the tree may change."""
+        handed, self.handed = self.handed, None
+        return handed.choice if handed is not None and handed.is_for(key, self.plan) else None
 
     def is_valid_for(self, req: Request) -> bool:
         """A plan holds for exactly the prompt it was made for. The host may have replaced it
@@ -154,6 +163,7 @@ class RequestState:
 
     def give_up(self, position: int, refusals: tuple[Refusal, ...] = ()) -> None:
         """Serve everything behind ``position`` plainly."""
+        self.handed = None
         self.pieces = cut(self.pieces, position)
         self.split.refuse(refusals)
 

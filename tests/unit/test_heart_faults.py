@@ -13,7 +13,7 @@ import torch
 from kvedit.skills.segment import State
 from sglang_patches import faults, guard
 from tests.unit.small_host import SmallHost
-from tests.unit.test_heart import HEAD, SEAM, SKILL, TAIL, ask, evict_everything
+from tests.unit.test_heart import HEAD, SEAM, SKILL, TAIL, ask
 
 pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
 
@@ -127,7 +127,7 @@ def test_a_compile_that_breaks_at_its_end(host: SmallHost, hook: str) -> None:
 
 def test_a_later_compile_that_breaks_at_its_end_is_repeated(host: SmallHost) -> None:
     skill = host.register("policy", SKILL)
-    evict_everything(host)
+    host.evict()
     host.rooms.desk.donor_lost(skill.number)
     for rid, state in (("breaks", State.EVICTED), ("again", State.READY)):
         if rid == "breaks":

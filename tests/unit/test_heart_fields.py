@@ -170,7 +170,7 @@ def test_a_skill_behind_the_value_is_taken_from_its_own_path() -> None:
     assert {span["skill"] for span in first.report["spans"]} == {"skill"}
     second = chat.ask("shipped")
     state = state_of(second.served.req)
-    segments = [] if state is None else [piece.span.segment for piece in state.pieces]
+    segments = [] if state is None else [piece.span.source.number for piece in state.pieces]
     assert segments.count(skill.number) == 1 and len(segments) > 1, "no copy of a copy"
 
 

@@ -140,7 +140,7 @@ def counted_splices(metrics: Metrics) -> dict[str, int]:
 def test_counters_are_the_sums_over_requests() -> None:
     host = FieldHost([FIELDS[0]])
     reports, metrics = life(host), host.reporter.metrics
-    told = metrics.to_status()["tokens"]
+    told = metrics.counters(hook_errors={}).tokens
     assert told == {kind: sum(report[kind] for report in reports) for kind in COUNTS}
     assert all(told[kind] for kind in ("exact", "composed", "computed", "erratum", "copied"))  # type: ignore[index]
     refused = Counter(r["reason"] for report in reports for r in report["refused"])
@@ -189,7 +189,7 @@ def test_failing_metrics_and_events_change_no_decision(monkeypatch: pytest.Monke
     before = Counter(guard.errors)
     broken = FieldHost([FIELDS[0]], reporter=broken_reporter(monkeypatch))
     assert life(broken) == expected
-    assert broken.reporter.metrics.to_status() == plain.reporter.metrics.to_status()
+    assert broken.metrics.counters(hook_errors={}) == plain.metrics.counters(hook_errors={})
     failed = guard.errors - before
     assert failed["metrics"] > 10 and failed["events"] > 5 and len(failed) == 2
 

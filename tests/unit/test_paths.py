@@ -86,6 +86,21 @@ def test_no_spelling_is_cheaper_than_the_chosen_one(cached, lost_segments, num_s
     assert (choice.computed, overlap(choice.pieces, 0, NUM_TOKENS)) == best
 
 
+@settings(max_examples=400, deadline=None)
+@given(trees, st.sets(st.sampled_from(SPANS)), st.integers(0, NUM_TOKENS))
+def test_a_key_cut_behind_the_deepest_look_is_given_the_same_choice(cached, lost, limit):
+    tree = Tree(*(stored(spans, length) for spans, length in cached))
+    choice = choose(tree, [SPANS], lambda span: span not in lost)
+    of_a_cut_key = choose_path(
+        [SPANS],
+        num_tokens=NUM_TOKENS,
+        match=lambda pieces: min(tree.match(pieces), limit),
+        composable=lambda span: span not in lost,
+    )
+    assert choice.deepest >= choice.matched
+    assert choice == of_a_cut_key or choice.deepest > limit
+
+
 @settings(max_examples=200, deadline=None)
 @given(trees, st.sets(st.sampled_from([s.source.number for s in SPANS])))
 def test_a_choice_never_composes_what_may_not_be_composed(cached, lost_segments):

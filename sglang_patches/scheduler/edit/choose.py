@@ -10,6 +10,7 @@ from kvedit.reason import Reason
 from kvedit.splice.spelling import Choice
 from sglang_patches.host.protocols import Request
 from sglang_patches.scheduler.edit.room import EditRoom
+from sglang_patches.scheduler.handed import Handed
 from sglang_patches.scheduler.request_state import EditState, RequestState, key_of
 
 MIN_OUTPUT_TOKENS = 5  # what the host wants to be left behind any prompt
@@ -17,7 +18,8 @@ MIN_OUTPUT_TOKENS = 5  # what the host wants to be left behind any prompt
 
 def choose_prompt(room: EditRoom, req: Request, state: RequestState, edit: EditState) -> None:
     """Serve the prompt that costs the fewest tokens; a tie goes to the one sent, and so does what
-    would give up exact KV for less than a minimum span."""
+    would give up exact KV for less than a minimum span. The match that follows is handed the choice
+    that was made for it."""
     if edit.max_new_tokens is None:
         edit.max_new_tokens = req.sampling_params.max_new_tokens
     offered = [edit.sent, *(v for v in edit.others if _fits(room, edit, v))]
@@ -27,9 +29,10 @@ def choose_prompt(room: EditRoom, req: Request, state: RequestState, edit: EditS
         reaching = [(v, choice) for v, choice in looks if _reaches(edit, v, choice)]
         state.unmet = "" if reaching else f"edits: {edit.why_sent}"
         looks = reaching or looks
-    chosen, _ = min(looks, key=lambda look: look[1].cost(look[0].plan.worth, exact))
+    chosen, choice = min(looks, key=lambda look: look[1].cost(look[0].plan.worth, exact))
     if chosen is not edit.chosen:
         serve(room, req, state, edit, chosen)
+    state.handed = Handed(key_of(req, chosen.path.ids), chosen.plan, choice)
 
 
 def _fits(room: EditRoom, edit: EditState, variant: Variant) -> bool:

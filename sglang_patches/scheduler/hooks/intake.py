@@ -59,7 +59,10 @@ def intake_hook(
 def prompt_hook(req: Request, tree_cache: Any = None, *args: Any, **kwargs: Any) -> None:
     """BEFORE ``Req.init_next_round_input``: decide which prompt is tried for admission."""
     state, rooms = state_of(req), rooms_of(tree_cache)
-    if state is None or state.edit is None or state.edit.is_frozen or rooms is None:
+    if state is None or rooms is None:
+        return
+    state.handed = None  # by an earlier try that no match followed: the tree has changed since
+    if state.edit is None or state.edit.is_frozen:
         return
     edits, edit = rooms.edits, state.edit
     if not state.is_valid_for(req):

@@ -72,7 +72,7 @@ class KvEditCache(UnifiedRadixCache):
 
     def _match_served(self, params: MatchPrefixParams, state: RequestState) -> MatchResult:
         key = params.key
-        choice = self.choose(key, state.plan)
+        choice = state.take_handed(key) or self.choose(key, state.plan)
         state.pieces = choice.pieces
         state.lost = self._lost(choice)
         served = MatchPrefixParams(
