@@ -163,6 +163,27 @@ def test_a_stream_carries_its_report_in_an_event_it_has_anyway(
         assert server.call("GET", f"/kvedit/requests/{with_report['id']}") == report
 
 
+PROVES = {"custom_params": {"kvedit": {"conversation": True}}}
+
+
+@pytest.mark.parametrize("usage", [{}, USAGE], ids=["finish", "usage"])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_stream_hands_out_its_token_once(
+    server: Server, skill: Skill, path: str, usage: dict[str, Any]
+) -> None:
+    """In the one event that has the report, and nowhere that an id leads to."""
+    said = english("token", 2)
+    turn = {"prompt": said} if path == "/v1/completions" else {"messages": messages(skill, said)}
+    *chunks, _ = events(server, path, {"model": "default", **STREAMED, **turn, **usage, **PROVES})
+    [with_token] = [chunk for chunk in map(json.loads, chunks) if "kvc-" in json.dumps(chunk)]
+    token = with_token["sglext"]["kvedit"]["conversation"]
+    assert token.startswith("kvc-") and with_token["id"] == json.loads(chunks[0])["id"]
+    assert token not in json.dumps(server.call("GET", f"/kvedit/requests/{with_token['id']}"))
+    kept = {"custom_params": {"kvedit": {"conversation": token}}}
+    plain = events(server, path, {"model": "default", **STREAMED, **turn, **usage, **kept})
+    assert not any(token in chunk for chunk in plain), "it is told once"
+
+
 def events(server: Server, path: str, body: dict[str, Any]) -> list[str]:
     request = urllib.request.Request(
         server.url + path, json.dumps(body).encode(), {"content-type": "application/json"}
