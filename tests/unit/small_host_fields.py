@@ -33,8 +33,8 @@ class Words:
 
 @dataclass
 class Answer:
-    """What a request with a text was served; ``as_sent``: what its prompt would have computed, as
-    it was sent."""
+    """What a request with a text was served; ``as_sent``: what its prompt would have cost as it was
+    sent, in tokens to compute and the price of boundaries."""
 
     served: Served
     ids: array[int]
@@ -124,7 +124,10 @@ class FieldHost(SmallHost):
         return Answer(served, ids, self.tokens.text(ids), as_sent)
 
     def _as_sent(self, req: Any) -> int:
-        state, ids = state_of(req), req.origin_input_ids
+        state, ids, page_size = state_of(req), req.origin_input_ids, self.page_size
         if state is None:
             return len(ids)
-        return max(1, self.tree.choose(key_of(req, ids), state.plan).computed)
+        choice = self.tree.choose(key_of(req, ids), state.plan)
+        last_page = len(ids) - (len(ids) - 1) // page_size * page_size  # it is always computed
+        price = choice.num_boundaries * self.rooms.config.boundary_tokens
+        return max(last_page, choice.computed) + price

@@ -58,12 +58,14 @@ class SmallModel:
 
     # ---- what it writes
 
-    def compute(self, ids: Sequence[int], slots: torch.Tensor, start: int) -> None:
-        """The forward of ``ids[start:]``, behind what ``slots[:start]`` hold."""
+    def compute(self, text: Sequence[int], slots: torch.Tensor, start: int) -> None:
+        """The forward of ``text[start:]``, as far as there are slots, behind what ``slots[:start]``
+        hold. ``text``: all of the ids, for what a token ends may be seen by what follows."""
+        ids = text[: len(slots)]
         behind = self.values(slots[:start])
         before = frozenset[Any]().union(*(self._seen[n] for n in set(behind[:, SEEN].tolist())))
         histories = self.histories(ids[start:], int(behind[-1, HISTORY]) if start else 0)
-        own = self._marks_of(ids)
+        own = self._marks_of(text)
         marks = (own.get(position, frozenset()) for position in range(start, len(ids)))
         seen = list(accumulate(marks, frozenset.union, initial=before))[1:]
         value = torch.zeros(len(ids) - start, HEAD_DIM)

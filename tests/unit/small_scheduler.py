@@ -86,7 +86,8 @@ class SmallScheduler:
     """``num_slots`` allocatable slots; chunks of ``chunk`` tokens.
 
     misreads        by request id: what was wrong with the KV that its forwards read, each once
-    between_passes  called between two chunks of a prompt, where others may run on a server
+    between_passes  called between two chunks of a prompt, and when a request has been retracted:
+                    where others may take the room
     """
 
     def __init__(self, num_slots: int, page_size: int, chunk: int, marks_of: MarksOf) -> None:
@@ -143,7 +144,7 @@ class SmallScheduler:
         batch: Any = _Batch([req], torch.tensor([req.kv.kv_committed_len]), self.tree_cache)
         alloc_for_decode(batch, 1)
         forward.forward_hook(None, batch)
-        self._compute(req, req.origin_input_ids + req.output_ids, req.kv.kv_committed_len - 1)
+        self._compute(req, req.kv.kv_committed_len - 1, req.kv.kv_committed_len)
         req.output_ids.append(token)
 
     def retract(self, req: Any) -> None:
@@ -158,6 +159,7 @@ class SmallScheduler:
             hisparse_coordinator=None,
         )
         self.waiting_queue.append(req)
+        self.between_passes()
         assert self.problems() == []
 
     def end(self, req: Any) -> None:
@@ -219,17 +221,17 @@ class SmallScheduler:
         batch: Any = _Batch([req], torch.tensor([req.extend_end]), self.tree_cache)
         alloc_for_extend(batch)
         forward.forward_hook(None, batch)
-        self._compute(req, req.full_untruncated_fill_ids[: req.extend_end], req.prefix_len)
+        self._compute(req, req.prefix_len, req.extend_end)
 
-    def _compute(self, req: Any, ids: Any, start: int) -> None:
-        """The forward of ``ids[start:]``. What it reads is checked, but for a request that has
-        been ended because its copies never ran."""
+    def _compute(self, req: Any, start: int, stop: int) -> None:
+        """The forward of tokens [start, stop). What it reads is checked, but for a request that
+        has been ended because its copies never ran."""
         row = self.req_to_token_pool.req_to_token[req.kv.req_pool_idx]
-        slots = row[: len(ids)].long()
+        slots, ids = row[:stop].long(), (req.origin_input_ids + req.output_ids).tolist()
         if req.to_finish is None:
             state = state_of(req)
             pieces = () if state is None else state.pieces
             num_exact = min(start, pieces[0].start) if pieces else start
-            wrong = self.model.misread(ids[:start].tolist(), slots[:start], num_exact)
+            wrong = self.model.misread(ids[:start], slots[:start], num_exact)
             self.misreads.setdefault(req.rid, {}).update(dict.fromkeys(wrong))
-        self.model.compute(ids.tolist(), slots, start)
+        self.model.compute(ids, slots, start)

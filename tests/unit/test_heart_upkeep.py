@@ -11,6 +11,7 @@ import pytest
 import torch
 from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache
 
+from kvedit.edit.proofs import EXPIRED, NEEDS_REPLY
 from kvedit.errors import PinBudgetExceeded
 from kvedit.request.options import Options
 from kvedit.skills.segment import State
@@ -103,15 +104,20 @@ def test_a_request_that_waits_is_not_served_what_was(change: Change) -> None:
 
 
 @changes
-def test_no_turn_of_before_is_a_base(change: Change) -> None:
-    host, who = FieldHost([{**FIELDS[0], "strategy": "edit"}]), Conversation("xa", proof="")
-    first = who.claimed(Options(), 1)
-    host.ask(who.prompt(), "Sure", first)
-    who.values["status"] = "shipped"
-    change(host)
-    answer = host.ask(who.prompt(), "Sure", who.claimed(Options(), 2))
-    assert answer.report["as_sent_because"] == "no_base" and answer.report["composed"] == 0
-    assert "older than the last flush" in answer.report["as_sent_hint"]
+@pytest.mark.parametrize("proof", ["", None], ids=["by token", "by reply"])
+def test_no_turn_of_before_is_a_base(change: Change, proof: str | None) -> None:
+    host, who = FieldHost([{**FIELDS[0], "strategy": "edit"}]), Conversation("xa", proof=proof)
+    for turn in range(3):
+        if turn == 2:
+            change(host)
+        answer = host.ask(who.prompt(), f"It is done {turn}", who.claimed(Options(), turn))
+        who.turns.append((who.user, f"It is done {turn}"))
+        who.user, who.values["status"] = "and then?", f"status {turn}"
+        if turn == 1:
+            assert answer.report["edited"] == ["status"], "the control"
+    reason, hint = ("not_proven", NEEDS_REPLY) if proof is None else ("no_base", EXPIRED)
+    assert (answer.report["as_sent_because"], answer.report["as_sent_hint"]) == (reason, hint)
+    assert answer.report["composed"] == 0
 
 
 def test_a_turn_that_began_in_an_older_epoch_is_no_base() -> None:
