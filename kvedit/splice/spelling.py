@@ -97,16 +97,14 @@ class _Search:
         self._steps_left, self._branches_left = MAX_WALK, MAX_BRANCHING
         self._measured: dict[Pieces, int] = {}
         self.found: list[Choice] = []
-
-    @property
-    def deepest(self) -> int:
-        return max(self._measured.values())
+        self.deepest = 0  # cached tokens
 
     def consider(self, pieces: Pieces) -> int:
         """Measure one spelling and remember what it would cost; returns its cached length."""
         if pieces in self._measured:
             return self._measured[pieces]
         matched = self._measured[pieces] = self._match(pieces)
+        self.deepest = max(self.deepest, matched)
         served, lost = self._without_uncomposable(pieces, matched)
         afforded = afford(served, matched, self._worth.boundary)
         self.found.append(self._choice(afforded, matched, lost))
