@@ -69,10 +69,9 @@ class ServedPath:
         ).with_live_notes()
 
     def with_live_notes(self) -> ServedPath:
-        """Without the notes of fields behind which nothing stands that an edit composed."""
-        ends = [piece.stop for piece in self.pieces if piece.span.skill == EDIT]
-        last = max(ends, default=0)
-        live = {w.number for w in self.windows if w.stop < last}
+        """Without the notes of fields behind which nothing stands that was composed under what
+        their windows said."""
+        live = {w.number for w in self.windows if any(_is_under(p, w) for p in self.pieces)}
         notes = {number: values for number, values in self.notes.items() if number in live}
         return dataclasses.replace(self, notes=notes)
 
@@ -83,6 +82,13 @@ class ServedPath:
     def says(self) -> dict[int, str]:
         """The value in force of each field: its last line's, else its window's."""
         return {w.number: w.value for w in self.windows} | {x.number: x.value for x in self.lines}
+
+
+def _is_under(piece: Piece, window: Window) -> bool:
+    """Whether something of ``piece`` was computed behind what stood in ``window``: it comes from
+    the path of an earlier turn, or from a segment that holds the window itself (a memory)."""
+    span = piece.span
+    return window.stop < piece.stop and (span.skill == EDIT or span.base < window.stop)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

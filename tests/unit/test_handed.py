@@ -13,7 +13,7 @@ from kvedit.fields.declaration_parser import parse_declaration
 from kvedit.namespace import SHARED
 from kvedit.reason import Reason
 from kvedit.splice.spans import Plan
-from sglang_patches import cpu, guard
+from sglang_patches import cpu, faults, guard
 from tests.unit.fake_tree import WordTokens
 from tests.unit.small_host import Served, SmallHost
 
@@ -88,9 +88,7 @@ def choices(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Plan]]:
 def taken_in(chat: Chat, status: str) -> Any:
     """A request that goes on with the conversation, before its first try to be admitted."""
     ids = chat.ids(status, goes_on=True)
-    req, recv_req = chat.host._request(ids, f"try-{status}", 2, None, SALT)
-    intake.intake_hook(req, chat.host, recv_req)
-    return req
+    return chat.host.begin(ids, rid=f"try-{status}", salt=SALT)
 
 
 def a_try(chat: Chat, status: str) -> Any:
@@ -187,10 +185,11 @@ def test_the_next_try_begins_without_one() -> None:
 def test_an_error_in_the_hook_leaves_none() -> None:
     chat = Chat()
     chat.ask("open")
-    guard.arm("choose_prompt")
+    faults.arm("choose_prompt")
     req = a_try(chat, "shut")
     assert req.kvedit.handed is None and req.kvedit.edit is None
     guard.errors.clear()
+    faults.disarm()
 
 
 def test_it_is_for_one_key_and_one_plan() -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from array import array
 
 from kvedit.edit.served_path import (
+    EDIT,
     Cut,
     Line,
     New,
@@ -100,6 +102,30 @@ def test_a_path_up_to_a_position_has_what_ends_before_it():
     part = base.upto(25)
     assert (part.ids, [w.number for w in part.windows]) == (IDS[:25], [1])
     assert taken(kept_spans(part)) == [(20, 25, 1, 0)]
+
+
+def test_notes_stay_while_something_stands_that_was_computed_under_them():
+    notes = {1: frozenset({"old"})}
+
+    def kept(*pieces):
+        base = ServedPath(ids=IDS, pieces=pieces, windows=(window(1, 10, 12, "new"),), notes=notes)
+        return dict(base.with_live_notes().notes)
+
+    memory = span(20, 60, 5, seam=16)  # its segment holds the window
+    other = span(20, 60, 6, seam=4)
+    assert kept(*whole(memory)) == notes
+    assert kept(*whole(other)) == {} == kept()
+    assert kept(*whole(dataclasses.replace(other, skill=EDIT))) == notes
+    assert kept(Piece(memory, 8, 12)) == {}, "nothing of it stands behind the window"
+
+
+def test_an_edit_that_keeps_only_parts_of_a_memory_keeps_its_note():
+    memory = span(4, 60, 5)
+    base = path(*whole(memory), windows=(window(1, 10, 12),))
+    made, spans = edited(base, {1: 3}, repair=8, topk=60)
+    assert [s.source.number for s in spans if s.start > 13] == [5]
+    pieces = tuple(Piece(s, s.start, s.stop) for s in spans)
+    assert dataclasses.replace(made, pieces=pieces).with_live_notes().notes == {1: {"old"}}
 
 
 def test_a_line_says_more_than_the_window_and_a_later_line_more_than_an_earlier():
