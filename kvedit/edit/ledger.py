@@ -20,11 +20,12 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from kvedit.edit.masked import Masked, common_prefix, prefix_hashes
+from kvedit.edit.masked import Masked, prefix_hashes
 from kvedit.edit.proofs import Claim, Scope
+from kvedit.edit.replies import TextOf, goes_on, heard_part
 from kvedit.edit.rivals import Heard, Rivals, Trace
 from kvedit.edit.served_path import ServedPath
 from kvedit.reason import Reason
@@ -34,10 +35,6 @@ Place = tuple[Scope, int, int]  # scope, length and hash of the masked ids
 MAX_ENTRIES = 8192
 MAX_TOKENS = 8_000_000
 MAX_PER_PLACE = 8
-WHOLE_REPLY = 8  # tokens: of a shorter reply, every token must come back
-TAIL_TOKENS = 4  # of a longer one all but its end: a stop text, spaces, half a character
-
-TextOf = Callable[["array[int]"], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -57,6 +54,7 @@ class Entry:
     lineage: int  # names the conversation
     depth: int  # 1: a reply of the conversation is in the masked ids
     reply: array[int]
+    is_trimmed: bool = False  # its client was shown less of it: a stop text was cut off
 
     @property
     def num_tokens(self) -> int:
@@ -90,12 +88,20 @@ class Ledger:
         return len(self._order)
 
     def find(
-        self, claim: Claim, masked: Masked, limit: int, *, public: bool, text_of: TextOf
+        self,
+        claim: Claim,
+        masked: Masked,
+        limit: int,
+        *,
+        public: bool,
+        text_of: TextOf,
+        marks: Collection[int],
     ) -> Found:
         """The longest entries that masked.ids[:limit] begins with and that are of its conversation.
 
         public: every field of the request may be shown to anybody in the namespace.
         text_of(ids): their bytes, to compare a reply that was tokenised anew.
+        marks: control tokens, one of which ends a message; raw text has none.
         """
         scope, is_proven = claim.scope, claim.is_proven or public
         behind: list[tuple[int, list[Entry]]] = []  # they stand behind a reply yet to be found
@@ -104,7 +110,7 @@ class Ledger:
             entries = self._at(scope, masked, length) if length <= limit else []
             if entries and (claim.is_proven or (public and not claim.by_reply)):
                 return self._found(entries, length, _only(e.lineage for e in entries))
-            proven = [e for e in entries if _goes_on(e, masked, length, text_of)]
+            proven = [e for e in entries if _goes_on(e, masked, length, text_of, marks)]
             if public and entries:  # text that is nobody's own makes nobody's lineage hers
                 return self._found(entries, length, self._lineage_of(proven))
             if not proven:
@@ -167,7 +173,7 @@ class Ledger:
     def note_unread(self, namespace: str, number: int, reply: array[int]) -> None:
         """A turn was given ``reply`` while its value of a field could not be read, so it is masked
         nowhere: any turn with that reply may be of a conversation that reads like its own."""
-        self._rivals.note_unread((namespace, number, _hash(_heard(reply))))
+        self._rivals.note_unread((namespace, number, _hash(heard_part(reply))))
 
     def clear(self) -> None:
         """Forget every entry: what was served before is no base any more."""
@@ -219,22 +225,21 @@ def _place(scope: Scope, masked: array[int]) -> Place:
     return scope, len(masked), _hash(masked)
 
 
-def _goes_on(entry: Entry, masked: Masked, length: int, text_of: TextOf) -> bool:
+def _goes_on(
+    entry: Entry, masked: Masked, length: int, text_of: TextOf, marks: Collection[int]
+) -> bool:
     """Whether the request continues with the reply that the entry's request was given."""
     tail = masked.real[masked.to_real(length) :]
     between = entry.path.ids[entry.lines_end : entry.reply_start]
     if not entry.reply or tail[: len(between)] != between:
         return False
-    tail, heard = tail[len(between) :], _heard(entry.reply)
-    if common_prefix(tail, heard) == len(heard):
-        return True
-    said = text_of(heard).strip()  # the client's text may be tokenised in another way
-    return bool(said) and text_of(tail[: 2 * len(entry.reply)]).lstrip().startswith(said)
-
-
-def _heard(reply: array[int]) -> array[int]:
-    """The part of a reply that a request must hold to go on with it."""
-    return reply[: max(WHOLE_REPLY, len(reply) - TAIL_TOKENS)]
+    return goes_on(
+        tail[len(between) :],
+        entry.reply,
+        is_trimmed=entry.is_trimmed,
+        text_of=text_of,
+        marks=marks,
+    )
 
 
 def _longest_of(
@@ -274,7 +279,7 @@ def _same_turn(old: Entry, new: Entry) -> bool:
 def _heard_at(place: Place, entry: Entry) -> Heard:
     """What a request must hold to go on with the reply of an entry at ``place``."""
     (namespace, _), length, masked = place
-    return namespace, length, masked, _hash(_heard(entry.reply))
+    return namespace, length, masked, _hash(heard_part(entry.reply))
 
 
 def _trace(entry: Entry) -> Trace:

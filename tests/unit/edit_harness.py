@@ -194,6 +194,7 @@ class FakeServer:
             logprob_start_len=-1,
             sampling_params=SimpleNamespace(max_new_tokens=64),
             output_ids=[],
+            finished_reason=None,
         )
         self.room.conversations.take_in(options, namespace, self.room.weight_epoch)
         state = RequestState(namespace, options, plan, TokenSplit(len(ids)))

@@ -8,7 +8,7 @@ from array import array
 import pytest
 
 from kvedit.edit import ledger as module
-from kvedit.edit import rivals
+from kvedit.edit import replies, rivals
 from kvedit.edit.ledger import MAX_PER_PLACE, Entry, Ledger
 from kvedit.edit.masked import Masked
 from kvedit.edit.proofs import Claim
@@ -19,6 +19,7 @@ OPENING = array("q", range(100, 120))
 SUFFIX = array("q", [1, 2])
 LONG = array("q", range(500, 540))
 HELLO = array("q", [7, 8, 9])
+MARKS = frozenset({30})  # ends a message
 
 
 def text_of(ids):
@@ -42,7 +43,7 @@ def entry(lineage, reply=LONG, *, masked=OPENING, says=0, depth=0):
 
 def found(ledger, ids, *, public=False, limit=10**6, **claim):
     claim = Claim(**{"scope": SCOPE, "by_reply": True} | claim)
-    return ledger.find(claim, Masked(ids, ()), limit, public=public, text_of=text_of)
+    return ledger.find(claim, Masked(ids, ()), limit, public=public, text_of=text_of, marks=MARKS)
 
 
 def behind(reply, masked=OPENING):
@@ -71,8 +72,9 @@ def test_almost_the_whole_reply_must_come_back():
     """Greedy answers to look-alike questions begin alike and differ where the value stands."""
     other = LONG[:20] + array("q", [-5]) + LONG[21:]
     assert found(ledger_of(entry(1)), behind(other)).entries == ()
-    stop_text_cut_off = LONG[: -module.TAIL_TOKENS]
-    assert len(found(ledger_of(entry(1)), behind(stop_text_cut_off)).entries) == 1
+    stop_text_cut_off, mine = LONG[: -replies.TAIL_TOKENS], entry(1)
+    trimmed = ledger_of(dataclasses.replace(mine, is_trimmed=True))
+    assert len(found(trimmed, behind(stop_text_cut_off)).entries) == 1
     assert found(ledger_of(entry(1, HELLO)), behind(HELLO[:2])).entries == ()
 
 
@@ -84,8 +86,26 @@ def test_a_reply_that_was_tokenised_otherwise_is_known_by_its_text():
         10**6,
         public=False,
         text_of=lambda ids: "".join(str(i) for i in ids).encode(),
+        marks=MARKS,
     )
     assert len(got.entries) == 1
+
+
+def test_a_reply_that_only_begins_alike_is_another_one():
+    """A look-alike with a longer answer goes on with its own, which begins with the shorter."""
+    ledger = ledger_of(entry(1, HELLO))
+    longer = HELLO + array("q", [55])
+    assert len(found(ledger, behind(HELLO)).entries) == 1
+    assert found(ledger, behind(longer)).entries == ()
+    assert len(found(ledger, behind(longer)[:-2]).entries) == 1, "raw text has no end of a message"
+
+
+def test_a_reply_that_was_shown_in_part_is_known_by_that_part():
+    cut = LONG[: -replies.TAIL_TOKENS + 1]
+    whole, trimmed = entry(1, LONG), dataclasses.replace(entry(1, LONG), is_trimmed=True)
+    assert found(ledger_of(whole), behind(cut)).entries == ()
+    assert len(found(ledger_of(trimmed), behind(cut)).entries) == 1
+    assert found(ledger_of(trimmed), behind(LONG + array("q", [55]))).entries == ()
 
 
 def test_an_aborted_turn_proves_nothing():

@@ -134,4 +134,5 @@ def _find(room: EditRoom, client: ClientPrompt, claim: Claim) -> Found:
         client.masked.to_masked(client.anchor),
         public=client.is_public,
         text_of=lambda ids: room.tokens.joined(ids)[0],
+        marks=room.tokens.special_ids,
     )

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from array import array
 
+from sglang.srt.managers.schedule_batch import (
+    FINISH_MATCHED_STR,
+    FINISH_MATCHED_TOKEN,
+    FINISHED_MATCHED_REGEX,
+)
+
 from kvedit.edit.client_prompt import ClientPrompt
 from kvedit.edit.ledger import Entry
 from kvedit.edit.served_path import ServedPath
@@ -24,6 +30,8 @@ UNREAD_VALUE = frozenset(
         Reason.OVERLAPPING,
     )
 )
+# ends at which the client is not shown the last of the reply
+STOPPED = (FINISH_MATCHED_STR, FINISH_MATCHED_TOKEN, FINISHED_MATCHED_REGEX)
 
 
 def record_turn(room: EditRoom, req: Request, state: RequestState, up_to: int) -> None:
@@ -61,6 +69,7 @@ def record_turn(room: EditRoom, req: Request, state: RequestState, up_to: int) -
         lineage=found.lineage if found.lineage is not None else room.ledger.new_lineage(),
         depth=found.depth,
         reply=reply,
+        is_trimmed=len(reply) == len(req.output_ids) and isinstance(req.finished_reason, STOPPED),
     )
     if not is_base:
         room.ledger.note_rival(edit.claim.scope[0], entry)
