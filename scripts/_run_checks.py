@@ -22,6 +22,7 @@ from _processes import (
 
 REPO_ROOT = Path(__file__).resolve().parent.parent
 OWN_PROCESS_MARK = "pytest.mark.own_process"
+SMALL_HOST_MARK = "pytest.mark.small_host"
 NO_TESTS_COLLECTED = 5
 LANE_GRACE_SECONDS = 30.0  # a lane stops its own children first
 # Server tests are shared out by server configuration (tests/server/conftest.py), so that two run
@@ -187,7 +188,8 @@ def run_static_checks(totals: Totals) -> None:
 
 
 def test_groups(options: Options) -> list[list[str]]:
-    """Return lists of targets, one pytest process each: plain tests, kernels, then servers.
+    """Return lists of targets, one pytest process each: plain tests, those with a small host in
+    their process, kernels, then servers.
 
     Triton reads TRITON_INTERPRET at import, so interpreted and compiled kernels cannot share a
     process; the server tests share one, and with it the servers it starts.
@@ -198,9 +200,11 @@ def test_groups(options: Options) -> list[list[str]]:
         targets = [target for target in targets if not in_folder(target, "server")]
     alone = [target for target in targets if needs_own_process(target)]
     shared = [target for target in targets if target not in alone]
-    plain = [target for target in shared if not in_folder(target, "server")]
-    server = [target for target in shared if in_folder(target, "server")]
-    return [group for group in (plain, *([target] for target in alone), server) if group]
+    hosts = [target for target in shared if SMALL_HOST_MARK in source_of(target)]
+    others = [target for target in shared if target not in hosts]
+    plain = [target for target in others if not in_folder(target, "server")]
+    server = [target for target in others if in_folder(target, "server")]
+    return [group for group in (plain, hosts, *([target] for target in alone), server) if group]
 
 
 def expand(target: str) -> list[str]:
@@ -215,8 +219,11 @@ def in_folder(target: str, name: str) -> bool:
 
 
 def needs_own_process(target: str) -> bool:
-    source = Path(target.partition("::")[0]).read_text()
-    return in_folder(target, "kernels") or OWN_PROCESS_MARK in source
+    return in_folder(target, "kernels") or OWN_PROCESS_MARK in source_of(target)
+
+
+def source_of(target: str) -> str:
+    return Path(target.partition("::")[0]).read_text()
 
 
 def run_group(group: list[str], options: Options, totals: Totals) -> None:

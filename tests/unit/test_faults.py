@@ -23,7 +23,7 @@ from tests.unit.small_host import SmallHost
 
 A = TypeVar("A")
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
 TESTING = ("sglang_patches/faults.py", "sglang_patches/scheduler/testing/")

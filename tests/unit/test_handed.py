@@ -27,7 +27,7 @@ from sglang_patches.scheduler.hooks import intake  # noqa: E402
 from sglang_patches.scheduler.request_state import RequestState  # noqa: E402
 from sglang_patches.scheduler.splice.tree import KvEditCache  # noqa: E402
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 STATUS = {
     "name": "status",

@@ -15,7 +15,7 @@ from kvedit.config import Config
 from kvedit.skills.segment import State
 from tests.unit.small_host import Served, SmallHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 SKILL = list(range(100, 140))
 HEAD, TAIL = [1, 2, 3, 4, 5, 6], [7, 8, 9]

@@ -15,7 +15,7 @@ from sglang_patches import faults, guard
 from tests.unit.small_host import SmallHost
 from tests.unit.test_heart import HEAD, SEAM, SKILL, TAIL, ask
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ from tests.unit.edit_lives import (
 )
 from tests.unit.small_host_fields import Answer, FieldHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 STRATEGIES = dict(zip(NAMES, MIXED, strict=True))
 NUM_SLOTS = 600

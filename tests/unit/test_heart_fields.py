@@ -15,7 +15,7 @@ from sglang_patches.scheduler.request_state import state_of
 from tests.unit.edit_lives import FIELDS, SKILL, Conversation, check_answer, check_kv, newest
 from tests.unit.small_host_fields import Answer, FieldHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 LINE = "[kvedit update] status is now {}. This overrides what was said."
 EDITING: list[Strategy] = ["edit", "edit+erratum"]

@@ -14,7 +14,7 @@ from kvedit.errors import KvEditError
 from sglang_patches import faults, guard
 from tests.unit.small_host import FINISH_ABORT, Served, SmallHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 HOOKS = (
     "match_prefix",

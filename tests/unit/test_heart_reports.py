@@ -24,7 +24,7 @@ from tests.unit.edit_lives import FIELDS, SKILL, Conversation
 from tests.unit.small_host import SmallHost
 from tests.unit.small_host_fields import FieldHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 IDS = list(range(100, 140))
 PROMPT = [1, 2, 3, 4, 5, 6, *IDS, 7, 8, 9]

@@ -22,7 +22,7 @@ from tests.unit.edit_lives import FIELDS, Conversation
 from tests.unit.small_host import CONFIG, SmallHost
 from tests.unit.small_host_fields import FieldHost
 
-pytestmark = pytest.mark.own_process  # the host's settings are of a whole process
+pytestmark = pytest.mark.small_host  # the host's settings are of a whole process
 
 SKILL = list(range(100, 140))
 OTHER = list(range(200, 230))
