@@ -13,8 +13,8 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded on first use: the plugin and the command line import this package in every process
-    # of the server, and none of those needs an HTTP client.
+    # Loaded on first use: the plugin imports this package in every process of the server, and
+    # none of those needs an HTTP client.
     if name == "Client":
         from kvedit.client import Client
 

@@ -1,4 +1,8 @@
-"""The one place that reads kvedit's environment variables."""
+"""A server's settings, read from kvedit's environment variables.
+
+Elsewhere: a client's URL and keys (``kvedit.cli.connect``), $KVEDIT_HOME for the model folders
+(``kvedit.workbench.model_store``).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every error kvedit raises. One class per way a caller can be wrong.
+"""The errors that kvedit answers its callers with. One class per way a caller can be wrong.
 
     KvEditError                 500
     |-- BadRequest              400   (also a ValueError: the host turns it into a 400 by itself)
@@ -27,30 +27,44 @@ class KvEditError(Exception):
 
 
 class BadRequest(KvEditError, ValueError):
+    """An argument, body, option or setting breaks its rules; nothing was done."""
+
     status = 400
 
 
 class Forbidden(KvEditError):
+    """The caller has no right to it: an admin route, or a registration as an ordinary client."""
+
     status = 403
 
 
 class NotFound(KvEditError):
+    """Nothing of that name, number or request id is there for this namespace."""
+
     status = 404
 
 
 class Conflict(KvEditError):
+    """Other content has the name and was not to be replaced, or two things exclude each other."""
+
     status = 409
 
 
 class QuotaExceeded(KvEditError):
+    """A namespace has as many skills, tokens, registrations per minute or fields as it may."""
+
     status = 429
 
 
 class Unavailable(KvEditError):
+    """The server, or its scheduler, did not answer in time, or a compile did not finish."""
+
     status = 503
 
 
 class PinBudgetExceeded(KvEditError):
+    """A pin would hold more tokens than the share of the pool that pins may have."""
+
     status = 507
 
 
@@ -63,11 +77,11 @@ class Unsupported(KvEditError):
 
 
 class UnsupportedRope(Unsupported):
-    pass
+    """Keys of this model that one rotation does not move: ALiBi, dynamic scaling, unknown types."""
 
 
 class UnsupportedPool(Unsupported):
-    pass
+    """A KV pool whose rows cannot be copied: its type, layout or dtype is not served."""
 
 
 _BY_STATUS: dict[int, type[KvEditError]] = {

@@ -57,6 +57,7 @@ def _salt_problems(path: str, value: object) -> list[str]:
 
 
 def is_unicode(text: str) -> bool:
+    """Whether ``text`` can be written as UTF-8: no lone surrogate, which JSON can spell."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

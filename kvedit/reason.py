@@ -11,6 +11,8 @@ import enum
 
 
 class Reason(str, enum.Enum):
+    """A word for why; its value is what clients see."""
+
     # of a skill, or of a span of it
     DIFFERS_AT = "differs_at"  # the prompt leaves the skill's text before it ends
     TOO_SHORT = "too_short"  # too few tokens behind the seam, or to be recognised at all
@@ -48,7 +50,8 @@ class Reason(str, enum.Enum):
     NO_SAVING = "no_saving"  # there are turns of the caller's own, and none saves tokens
     OFF = "off"  # the request wants no edits
 
-    # of a whole request: it needs every prompt token computed, or keyed by more than its id
+    # of a whole request: it wants exact KV, needs all of its prompt computed, or KV that depends
+    # on more than token ids
     EXACT = "exact"  # it asks for exact KV, or scores its prompt
     SESSION = "session"
     INPUT_EMBEDS = "input_embeds"

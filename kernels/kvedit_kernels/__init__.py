@@ -2,7 +2,8 @@
 
 relocate      all layers of a pool group in one call; bf16, fp16, fp32, fp8; NHD, HND, MLA
 copy_slots    the same move without rotation
-rotate_rows, merge_states_ref    reference only, for later work
+rotate_rows         the rotation alone, in torch: what `relocate_ref` is made of
+merge_states_ref    in torch, for later work; nothing here calls it
 """
 
 from kvedit_kernels.errors import KernelArgumentError

@@ -40,6 +40,7 @@ class MachineCode:
 
     @property
     def local_accesses(self) -> int:
+        """Loads and stores of local memory in the code: spills."""
         return sum(count for opcode, count in self.opcodes.items() if opcode[:3] in ("LDL", "STL"))
 
 
@@ -80,7 +81,8 @@ def payload_accesses(chosen: Specialisation, num_warps: int = NUM_WARPS) -> int:
 
 
 def faults(code: MachineCode, chosen: Specialisation, num_warps: int = NUM_WARPS) -> list[str]:
-    """Every reason why a build would not run at memory speed; empty is a pass."""
+    """What is found against a build; empty is a pass. Of speed: spills, registers, narrow accesses,
+    unpacked conversions. Of the result: 32-bit slot offsets, fused multiply-add."""
     found = []
     if code.stack_bytes or code.local_accesses:
         found.append(f"spills: stack {code.stack_bytes} B, {code.local_accesses} local accesses")

@@ -1,4 +1,4 @@
-"""KernelArgumentError: the one failure of this package that a caller can cause."""
+"""KernelArgumentError: what an op raises for arguments that break its contract."""
 
 
 class KernelArgumentError(ValueError):
@@ -10,5 +10,6 @@ class KernelArgumentError(ValueError):
 
 
 def require(ok: bool, op: str, argument: str, expected: object, got: object) -> None:
+    """Raises KernelArgumentError unless ``ok``."""
     if not ok:
         raise KernelArgumentError(op, argument, expected, got)

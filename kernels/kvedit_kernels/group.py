@@ -117,23 +117,28 @@ class PoolGroup:
 
     @property
     def device(self) -> torch.device:
+        """Of all its buffers and of the pointer tables."""
         return self.k_views[0].device
 
     @property
     def num_layers(self) -> int:
+        """L, the layers that one launch moves."""
         return len(self.k_views)
 
     @property
     def num_slots(self) -> int:
+        """Tokens that a buffer has room for, the sink in page 0 included."""
         return _num_slots(self.k_views[0], self.page_size)
 
     @property
     def v_head_dim(self) -> int:
+        """V elements of one head; 0 without V."""
         return self.v_row // self.num_heads
 
     @property
     def first_writable_slot(self) -> int:
-        """Page 0 is the host's sink for padded tokens: never a target."""
+        """Page 0 is the host's sink for padded tokens and no target. NHD rows know no pages:
+        there this keeps slot 0 out, the rest of page 0 is for the caller."""
         return max(1, self.page_size)
 
     @property

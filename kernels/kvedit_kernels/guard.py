@@ -1,4 +1,5 @@
-"""Buffers between forbidden pages: an access one element too far ends the process.
+"""Buffers between forbidden pages: an access beyond an end of one (behind it by up to
+16 bytes) ends the process.
 
 For tests, run as a child process: python -m kvedit_kernels.guard IMPLEMENTATION FLUSH [overrun]
 """
@@ -61,7 +62,8 @@ def _implementation(name: str) -> Callable[..., None]:
 
 
 def probe(name: str, flush: str, case: Case) -> None:
-    """One move whose source and target rows include the pool's last slot."""
+    """One move in buffers that lie at a forbidden page; the slots are those that ``case`` draws,
+    seldom the pool's last. Raises AssertionError for a wrong result."""
     group, plan = build(case, allocate=guarded(flush))
     before = snapshot(group)
     _implementation(name)(group=group, plan=plan)
@@ -85,6 +87,8 @@ _SHAPES = (
 
 
 def main(name: str, flush: str, *fault: str) -> None:
+    """Probe the implementation ``name`` ("cpu", "triton", else the reference) on all shapes; any
+    ``fault`` overruns a buffer first, which ends the process if the guard works."""
     if fault:
         overrun(flush)
     for case in _SHAPES:

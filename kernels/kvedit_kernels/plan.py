@@ -47,7 +47,8 @@ def still_rows(cos_sin: Tensor) -> Tensor:
 
 
 def check_slots(op: str, group: PoolGroup, src: Tensor, dst: Tensor) -> None:
-    """Raises KernelArgumentError; on CUDA only shape, dtype and device are looked at (no sync)."""
+    """Raises KernelArgumentError. Off the CPU only shape, dtype, device and contiguity are looked
+    at (no sync)."""
     for name, slots in (("src", src), ("dst", dst)):
         _check_vector(op, name, slots, torch.int64, group.device)
     require(len(src) == len(dst), op, "dst", f"{len(src)} slots as src", len(dst))

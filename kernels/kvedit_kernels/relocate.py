@@ -16,7 +16,7 @@ from kvedit_kernels.relocate_ref import copy_slots_ref, relocate_ref
 
 
 def relocate(*, group: PoolGroup, plan: RelocationPlan) -> None:
-    """Move plan's N tokens from src to dst in every layer of the group, in one launch.
+    """Move plan's N tokens from src to dst in every layer of the group; on CUDA in one launch.
 
     for each layer, token i:
         K[dst[i]] = K[src[i]] turned by cos_sin[row[i]] in [rot_offset, rot_offset + rot_dim)
@@ -26,9 +26,10 @@ def relocate(*, group: PoolGroup, plan: RelocationPlan) -> None:
     No rope (`group.rotate` False): everything is a byte copy.
     Rounding: fp32 arithmetic without fused multiply-add, one rounding to nearest even; fp8
     saturates. All implementations agree bit for bit, apart from which nan a nan becomes.
-    Order: runs on the current stream, never waits for the device, fit for graph capture.
-    Raises KernelArgumentError and writes nothing. On CUDA the slot values are not read: a caller
-    there vouches for range, uniqueness of dst, and src disjoint from dst or equal to it.
+    Order: runs on the current stream and does not wait for the device; fit for graph capture once
+    the kernel of this group is compiled.
+    Raises KernelArgumentError before anything is written. On CUDA the slot values are not read: a
+    caller there vouches for range, uniqueness of dst, and src disjoint from dst or equal to it.
     """
     if group.device.type == "cuda":
         # Triton is no dependency of a CPU host.

@@ -67,7 +67,8 @@ def relocate_kernel(
     k_src = _slot_offset(src, k_page_stride, k_token_stride, PAGE_SIZE)
     k_dst = _slot_offset(dst, k_page_stride, k_token_stride, PAGE_SIZE)
 
-    # V is loaded first and stored last: every payload load is in flight before the first store.
+    # V is loaded first and stored last: its loads and those of the rotated part of K are in flight
+    # before the first store. What stands beside that part is copied behind it.
     if V_ROWS > 0:
         v = tl.load(v_ptrs + layer).to(tl.pointer_type(BITS))
         v = tl.multiple_of(v, BASE_ALIGN)

@@ -15,8 +15,9 @@ from kvedit_kernels.plan import RelocationPlan, check_plan, check_slots, still_r
 from kvedit_kernels.relocate_kernel import relocate_kernel
 
 NUM_WARPS = 4
-# Elements one program moves at most, padding included. At 4 warps: eight 16-byte loads a thread
-# of bf16, all in flight at once; twice as many need 176 registers, eight times as many spill.
+# Elements one program moves at most (one token, if that has more), padding included. At 4 warps:
+# eight 16-byte loads a thread of bf16, all in flight at once; twice as many need 176 registers,
+# eight times as many spill.
 BLOCK_ELEMENTS = 10240
 MAX_BLOCK_TOKENS = 64
 _TYPES = {
@@ -59,6 +60,7 @@ class Specialisation:
     BLOCK_TOKENS: int
 
     def as_kwargs(self) -> dict[str, object]:
+        """As the kernel takes them, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

@@ -47,6 +47,7 @@ class Case:
 
     @property
     def num_slots(self) -> int:
+        """Slots of its pool: page 0, twice the pages of its tokens, and two pages to spare."""
         num_pages = -(-self.num_tokens // self.page_size)
         return self.page_size * (2 * num_pages + 3)
 
@@ -58,13 +59,15 @@ class Case:
 
 
 def allocate_plain(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An uninitialised tensor on the CPU, from torch."""
     return torch.empty(shape, dtype=dtype)
 
 
 def build(
     case: Case, *, seed: int = 0, allocate: Allocate = allocate_plain, device: str = "cpu"
 ) -> tuple[PoolGroup, RelocationPlan]:
-    """(group, plan) of a case, filled with normal values; every tensor comes from `allocate`."""
+    """(group, plan) of a case, filled with normal values times 3; buffers and the plan's tensors
+    come from `allocate`, and are copied where `device` is another."""
     generator = torch.Generator().manual_seed(seed)
 
     def view(dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""Arguments that every command which talks to a server has, and the client they make."""
+"""Arguments that commands which talk to a server share, and the client they make."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def add_connection(parser: argparse.ArgumentParser) -> None:
 
 
 def add_namespace(parser: argparse.ArgumentParser) -> None:
+    """``--cache-salt`` and ``--extra-key``; without both it is the default namespace."""
     parser.add_argument("--cache-salt", help="cache salt of the namespace")
     parser.add_argument("--extra-key", help="extra key of the namespace")
 
@@ -44,11 +45,13 @@ def add_list(commands: Commands, kind: str, func: Run) -> argparse.ArgumentParse
 
 
 def add_show(commands: Commands, kind: str, func: Run) -> None:
+    """``show NAME``, among the commands about one ``kind`` of thing."""
     parser = _command(commands, "show", f"one {kind} as JSON", func)
     parser.add_argument("name", help=f"of the namespace, else of the shared {kind}s")
 
 
 def add_remove(commands: Commands, kind: str, func: Run, *, what: str) -> argparse.ArgumentParser:
+    """``remove NAME [--shared]``, described as ``what``; returns its parser."""
     parser = _command(commands, "remove", what, func)
     parser.add_argument("name", help=f"a {kind} of exactly this namespace")
     parser.add_argument("--shared", action="store_true", help=f"the shared {kind} of that name")
@@ -62,10 +65,12 @@ def _command(commands: Commands, name: str, what: str, func: Run) -> argparse.Ar
 
 
 def connect(args: argparse.Namespace, *, timeout_s: float = 600.0) -> Client:
+    """A client of ``--url`` with the keys of the environment. Raises BadRequest for a bad URL."""
     env = os.environ
     keys = env.get("KVEDIT_API_KEY"), env.get("KVEDIT_ADMIN_API_KEY")
     return Client(args.url, *keys, timeout_s=timeout_s)
 
 
 def namespace_of(args: argparse.Namespace) -> dict[str, str | None]:
+    """What ``add_namespace`` asked for, as ``Client`` takes it; None is what was not given."""
     return {"cache_salt": args.cache_salt, "extra_key": args.extra_key}

@@ -25,7 +25,8 @@ from kvedit.client.transport import (
 
 
 class Client:
-    """Every route of the server as a method. All raise the KvEditError the server answered.
+    """The /kvedit routes of a server as methods (but for the one of tests), those of fields under
+    ``fields``. All raise the KvEditError the server answered, or NoServer.
 
     ``target``: a base URL, or an ``sglang.Engine`` (which needs no keys: its owner is the admin).
     ``timeout_s`` bounds one HTTP request; a registration waits for its compile.
@@ -116,7 +117,7 @@ class Client:
         return answer
 
     def tree(self) -> Json:
-        """The segments and their places in the cache (admin)."""
+        """{"segments"}: the skills of all namespaces, by segment number (admin)."""
         answer: Json = self._get("/kvedit/tree", None)
         return answer
 

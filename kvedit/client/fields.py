@@ -15,7 +15,7 @@ Views = list[Json]  # in the class, `list` is a method
 
 
 class FieldClient:
-    """Every field route as a method. All raise the KvEditError the server answered."""
+    """The field routes as methods. All raise the KvEditError the server answered, or NoServer."""
 
     def __init__(self, transport: Transport) -> None:
         self._transport = transport

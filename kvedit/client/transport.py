@@ -21,6 +21,8 @@ _NEAREST = {401: 403, 405: 400, 413: 400}
 
 
 class Transport(Protocol):
+    """One request to a route; gives the JSON answer, or raises the KvEditError that it is."""
+
     def request(self, method: str, path: str, query: Query, body: Json | None) -> Any: ...
 
 
@@ -119,7 +121,7 @@ class EngineTransport:
     """Calls the service of an offline engine on the engine's own event loop."""
 
     def __init__(self, engine: Any) -> None:
-        # Only this class needs the host's side, and only where an engine exists already.
+        # Of this room only this class needs the host's side, and an engine exists already here.
         from sglang_patches.http.admin.offline import Offline
 
         self._engine = engine
@@ -146,4 +148,5 @@ def namespace_json(namespace: Namespace) -> Any:
 
 
 def flag(value: bool) -> str:
+    """A flag as the query of a route spells it."""
     return "1" if value else "0"

@@ -22,7 +22,8 @@ from kvedit.splice.spans import Plan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What building needs from the executor; all of it reads, nothing is changed by it.
+    """What building needs from the executor. Nothing of it computes or drops KV; a look into the
+    tree (``cached``) may cut nodes and makes them recent, ``donor_of`` gives a path its number.
 
     plan_of(ids)          skills in a prompt
     cached(ids, plan)     the path that the tree holds of a prompt: (path, cached tokens)

@@ -44,6 +44,7 @@ class ClientPrompt:
 
     @cached_property
     def masked(self) -> Masked:
+        """``ids`` with each window as one marker; made once."""
         return Masked(self.ids, self.windows)
 
     @property

@@ -29,7 +29,7 @@ class DonorPath:
 
 
 class PathBook:
-    """The newest paths. One book per rank, fed with the same calls in the same order."""
+    """The paths used last. One book per rank, fed with the same calls in the same order."""
 
     def __init__(self) -> None:
         self._paths: OrderedDict[int, DonorPath] = OrderedDict()
@@ -40,6 +40,7 @@ class PathBook:
         return len(self._paths)
 
     def by_number(self, number: int) -> DonorPath | None:
+        """None: never numbered, or no longer among the newest."""
         return self._paths.get(number)
 
     def number_of(self, key: TreeKey, ids: array[int]) -> int:
@@ -64,11 +65,13 @@ class PathBook:
         return path.number
 
     def drop(self, number: int) -> None:
+        """Forget a path, e.g. since its KV is gone. One already gone is no error."""
         path = self._paths.pop(number, None)
         if path is not None:
             self._num_tokens -= len(path.ids)
 
     def clear(self) -> None:
+        """Forget all paths; their numbers stay used up."""
         self._paths.clear()
         self._num_tokens = 0
 

@@ -4,15 +4,18 @@ Clients send whole prompts, not conversation ids, so a conversation is known by 
 entry belongs to a request whose masked ids begin with the entry's. Text alone does not prove it:
 two users may ask the same question and differ only in the field. So an entry is used only
 
-    when the request's claim covers every turn of its scope (a token, see ``claims``), or
+    when the request's claim covers every turn of its scope (a token, or a name where names are
+    trusted, see ``proofs``), or
+    when every field of the prompt is public in the namespace (``cross_request``), or
     where replies count, when it goes on with the reply that the entry's request was given (or
     with an earlier reply of the conversation that the entry is of), and no other conversation
     of the namespace, whatever its name, remembered or forgotten, was given the same reply at
     the same place with another text served (see ``rivals``).
 
-Everything else is served as sent, for one reason whatever is remembered: NOT_PROVEN.
-A restart forgets the rivals too: only a token, or a namespace of its own, keeps a conversation
-apart from one that reads the same in every word.
+Everything else is served as sent, for a reason that does not depend on what is remembered:
+NOT_PROVEN, or NO_BASE where the first two hold, or for a token of an earlier epoch.
+A restart forgets the rivals too: only a token, a trusted name or a namespace of its own keeps a
+conversation apart from one that reads the same in every word.
 One ledger per rank, fed with the same calls in the same order.
 """
 
@@ -58,6 +61,7 @@ class Entry:
 
     @property
     def num_tokens(self) -> int:
+        """What counts towards MAX_TOKENS: masked and served ids."""
         return len(self.masked) + len(self.path.ids)
 
 
@@ -76,6 +80,9 @@ class Found:
 
 
 class Ledger:
+    """Entries by scope, length and hash of their masked ids; of more than MAX_ENTRIES, or
+    MAX_TOKENS masked and served ids, the least recently used go."""
+
     def __init__(self) -> None:
         self._places: dict[Place, list[Entry]] = {}
         self._order: OrderedDict[Entry, Place] = OrderedDict()
@@ -133,6 +140,7 @@ class Ledger:
 
     @property
     def last_lineage(self) -> int:
+        """The newest number that names a conversation; 0: none yet."""
         return self._last_lineage
 
     def forget_everything(self, last_lineage: int) -> None:
@@ -143,6 +151,7 @@ class Ledger:
         self._last_lineage = last_lineage
 
     def new_lineage(self) -> int:
+        """A number that names no conversation so far."""
         self._last_lineage += 1
         return self._last_lineage
 

@@ -1,8 +1,9 @@
 """Where a field's value stands in a prompt's token ids.
 
-A value's window is chosen from the text around it, so that every value of a field gives the
+A value's window is chosen from the text around it, so that any value of a field should give the
 same ids outside the window: a tokenizer may merge a value's first or last characters with what
-stands next to them, and what it may merge belongs to the window.
+stands next to them, and what it may merge belongs to the window. Which merges there are is a rule
+of thumb here; ``window`` checks the ids of the one value that it puts in.
 """
 
 from __future__ import annotations
@@ -192,7 +193,8 @@ def _inside_char(data: bytes, position: int) -> bool:
 
 
 def _first_mark(ids: Sequence[int], start: int, stop: int, tokens: Tokens) -> int:
-    """First control token of [start, stop), or stop: text never merges across one."""
+    """First control token of [start, stop), for text does not merge across one; stop: none among
+    the first EDGE_BYTES, farther than an edge is followed."""
     for i in range(start, min(stop, start + EDGE_BYTES)):
         if ids[i] in tokens.special_ids:
             return i
@@ -205,6 +207,7 @@ def _utf8(text: str) -> bytes:
 
 
 def decoded(data: bytes) -> str | None:
+    """The text of ``data``; None: it is no UTF-8, as where a token splits a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,8 +1,8 @@
 """Prompts with their fields masked: how two turns are the same text but for a field's value.
 
 A field's window (the tokens that hold its value) becomes one marker, whatever its length, so a
-changed value of another length moves nothing behind it. Identity is the masked ids compared one
-by one; the prefix hashes only say where it is worth comparing.
+changed value of another length moves nothing behind it. A turn is found by its masked ids, compared
+one by one; the prefix hashes say where it is worth comparing. ``rivals`` goes by hashes alone.
 """
 
 from __future__ import annotations
@@ -67,6 +67,7 @@ class Masked:
         return position - self._real_stops[passed - 1] + self._masked_stops[passed - 1]
 
     def to_real(self, position: int) -> int:
+        """The real position of masked ``position``; the inverse of ``to_masked``."""
         passed = bisect_right(self._masked_stops, position)
         if not passed:
             return position

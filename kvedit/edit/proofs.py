@@ -50,7 +50,7 @@ class TokenBook:
         return len(self._epochs)
 
     def take_in(self, options: Options, namespace: str, epoch: int) -> None:
-        """Keep the token that a request asked for, and got."""
+        """Keep the digest of the token that a request asked for, and got."""
         proof = options.sealed.proof
         if proof is None or not options.sealed.is_issued:
             return
@@ -90,7 +90,8 @@ class Claim:
 
     @property
     def can_return(self) -> bool:
-        """Whether a turn that is kept under this claim can ever be found again."""
+        """Whether a turn kept under this claim can be found again by what a request proves.
+        (One with public fields alone is found without.)"""
         return self.is_proven or self.by_reply
 
 

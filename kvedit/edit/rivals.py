@@ -1,7 +1,8 @@
 """Rivals: which conversations of a namespace were given the same reply at the same place.
 
-Every turn leaves a trace, whatever name it was sent under: its client may send another name the
-next time, or none, and would seem to go on with a look-alike that has this name. A trace is kept
+A turn with fields that a later request may go on with leaves a trace, whatever name it was sent
+under: its client may send another name the next time, or none, and would seem to go on with a
+look-alike that has this name. A trace is kept
 while a turn of it is an entry of the ledger, and then among the MAX_TRACES that were left last,
 for a conversation that is left alone would seem to be the only one.
 """
@@ -18,7 +19,8 @@ MAX_TRACES = 65_536
 
 
 class Rivals:
-    """Memory: one trace for each entry, and MAX_TRACES. Every step takes constant time."""
+    """Memory: at most one trace for each entry, MAX_TRACES of others and as many unread replies.
+    Each step takes constant time."""
 
     def __init__(self) -> None:
         self._num_entries: Counter[Heard] = Counter()
@@ -40,21 +42,24 @@ class Rivals:
             self._put(heard, self._kept.pop(heard))
 
     def note(self, heard: Heard, trace: Trace) -> None:
-        """A turn never was an entry."""
+        """A turn that did not become an entry."""
         if heard in self._kept:
             self._kept[heard] = _joined(self._kept[heard], trace)
         else:
             self._put(heard, _joined(self._left.pop(heard, trace), trace))
 
     def of_entry(self, heard: Heard) -> Trace:
+        """Who was given this reply here; a None in it: several. KeyError where it is no entry's."""
         return self._kept[heard]
 
     def note_unread(self, unread: Unread) -> None:
+        """A turn whose value could not be read was given this reply."""
         self._unread[unread] = None
         while len(self._unread) > MAX_TRACES:
             self._unread.popitem(last=False)
 
     def is_unread(self, unread: Unread) -> bool:
+        """Whether such a turn was given this reply; the MAX_TRACES noted last are known."""
         return unread in self._unread
 
     def _put(self, heard: Heard, trace: Trace) -> None:

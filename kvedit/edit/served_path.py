@@ -60,6 +60,7 @@ class ServedPath:
     notes: Notes = field(default_factory=dict)
 
     def upto(self, position: int) -> ServedPath:
+        """Its first ``position`` tokens; pieces are cut there, windows and lines across it go."""
         return ServedPath(
             ids=self.ids[:position],
             pieces=cut(self.pieces, position),

@@ -50,10 +50,12 @@ class Variant:
 
     @property
     def new_lines(self) -> tuple[Line, ...]:
+        """The lines of this turn, at the end of the prompt."""
         return tuple(x for x in self.path.lines if self.anchor <= x.start < self.lines_end)
 
 
 def as_sent(client: ClientPrompt, plan: Plan) -> Variant:
+    """The client's prompt itself, without a line; ``plan`` is that of its ids."""
     path = ServedPath(ids=client.ids, windows=client.windows)
     return Variant(base="sent", path=path, plan=plan, anchor=client.anchor, lines_end=client.anchor)
 

@@ -20,7 +20,8 @@ def window_ids(
     """int64 ids of ``located``'s window with ``value`` in it; None: it does not fit there.
 
     Checked by encoding the text around the window twice: the present value must give the
-    present ids, and the new one must leave every id outside the window as it is. Spaces around
+    present ids of the window and of MIN_AGREEING tokens on each side (fewer where the stretch
+    ends), and the new one must leave all ids of the stretch outside the window. Spaces around
     ``value`` are not part of it, as in ``locate``.
     """
     value = value.strip()

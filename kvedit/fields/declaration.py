@@ -118,4 +118,5 @@ def fold(text: str) -> str:
 
 
 def num_visible(text: str) -> int:
+    """Number of characters that are no white space."""
     return sum(not char.isspace() for char in text)

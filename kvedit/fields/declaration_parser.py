@@ -36,7 +36,8 @@ _KEYS = keys_of(FieldBody)
 
 
 def parse_declaration(body: object) -> Declaration:
-    """Raises BadRequest with every problem, each naming its key."""
+    """A declaration from the JSON of a request. Raises BadRequest with the problems of all keys,
+    each naming its own."""
     if not isinstance(body, Mapping):
         raise BadRequest(f"kvedit: body: expected an object, got {_kind(body)}")
     parser = _Parser(body)

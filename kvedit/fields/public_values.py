@@ -15,6 +15,7 @@ class SeenValues:
         self._values: OrderedDict[tuple[str, int], list[str]] = OrderedDict()
 
     def add(self, namespace: str, number: int, value: str) -> None:
+        """``value`` was served; the oldest of more than MAX_VALUES goes."""
         values = self._values.setdefault((namespace, number), [])
         if value in values:
             values.remove(value)
@@ -29,4 +30,5 @@ class SeenValues:
         return tuple(reversed(self._values.get((namespace, number), ())))
 
     def clear(self) -> None:
+        """As after a restart."""
         self._values.clear()

@@ -29,14 +29,17 @@ class Library:
         self._memories: OrderedDict[str, str] = OrderedDict()
 
     def add_skill(self, name: str, text: str) -> None:
+        """``name`` stands for ``text`` from now on."""
         with self._lock:
             self._skills[name] = text
 
     def add_pattern(self, name: str, pattern: str) -> None:
+        """The field ``name`` has ``pattern``, with one {value}, from now on."""
         with self._lock:
             self._patterns[name] = pattern
 
     def add_memory(self, name: str, text: str) -> None:
+        """The present text of a memory; of more than MAX_MEMORIES the oldest goes."""
         with self._lock:
             self._memories[name] = text
             self._memories.move_to_end(name)
@@ -44,9 +47,11 @@ class Library:
                 self._memories.popitem(last=False)
 
     def skill(self, name: str) -> str:
+        """Its text. Raises NotFound for a name that was not given to ``register``."""
         return self._known("skill", self._skills, name)
 
     def pattern(self, name: str) -> str:
+        """The field's pattern. Raises NotFound for a name that was not given to ``register``."""
         return self._known("field", self._patterns, name)
 
     def memories_in(self, prompt: str, known: Mapping[str, str]) -> dict[str, str]:
@@ -152,7 +157,8 @@ def register(
 
 
 def options(s: Any, **wanted: Any) -> None:
-    """Send ``custom_params.kvedit`` with every request that follows in the program state ``s``.
+    """Send ``custom_params.kvedit`` with the generations that follow in the program state ``s``,
+    and on an ``Endpoint`` with the requests of a fork and of a select too.
 
     ``wanted``: the keys of a request's options (``splice``, ``edits``, ``strategy``, ...), in place
     of those set before; none takes them back. Waits for what ``s`` was told already. Forks made
@@ -167,9 +173,9 @@ def options(s: Any, **wanted: Any) -> None:
 def report(s: Any, variable: str) -> Json | None:
     """The token classes of the request that made ``variable`` (``meta_info["kvedit"]``).
 
-    None on a backend without kvedit, and from a server where nothing is registered when the program
-    sets no options: nothing of ours touches such a request. Raises NotFound when that request
-    failed or was never made.
+    None on a backend without kvedit, from a server that keeps reports out of its answers, and from
+    one where nothing is registered when the program sets no options: nothing of ours touches such
+    a request. Raises NotFound when that request failed or was never made.
     """
     meta: Json | None = s.get_meta_info(variable)
     if meta is None:

@@ -38,7 +38,7 @@ class TurnMarks:
 
 
 def probe() -> list[Message]:
-    """A conversation with every role and every change of roles."""
+    """system, user, assistant, user: what programs write, and how it follows; no tool."""
     return [{"role": r, "content": c} for r, c in zip(_ROLES, _CONTENTS, strict=True)]
 
 

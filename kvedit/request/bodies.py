@@ -1,7 +1,8 @@
 """The JSON that clients send: which keys it has and of what type, declared once.
 
 The parsers (``options``, ``kvedit.fields.declaration_parser``, the server's registrations) take
-their keys from here and tell every problem at once; ``/openapi.json`` shows these declarations.
+their keys from here (``options`` tells the first problem, the others all of them at once);
+``/openapi.json`` shows these declarations.
 """
 
 from __future__ import annotations

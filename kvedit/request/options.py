@@ -49,6 +49,8 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
+    """A request's options, parsed; the defaults are those of a request that says nothing."""
+
     splice: Splice = "auto"
     skills: tuple[str, ...] | None = None  # only these; None: every skill the prompt contains
     seam: int | None = None  # tokens; None: the skill's, else the server's

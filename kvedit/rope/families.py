@@ -39,6 +39,7 @@ def is_neox(text: Mapping[str, Any]) -> bool:
 
 
 def is_mla(text: Mapping[str, Any]) -> bool:
+    """Whether a token's K and V are one latent row with a rope part of its own (DeepSeek's MLA)."""
     return bool(text.get("kv_lora_rank")) and bool(text.get("qk_rope_head_dim"))
 
 

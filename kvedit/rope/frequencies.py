@@ -1,4 +1,4 @@
-"""Inverse frequencies of every rope scaling that is a pure rotation.
+"""Inverse frequencies of the rope scalings that are served, pure rotations all.
 
 All functions return fp64 [rotary_dim / 2], radians per position. Amplitudes that some scalings
 multiply into cos and sin (YaRN, longrope) are left out on purpose: a cached key carries the
@@ -16,11 +16,13 @@ Frequencies = npt.NDArray[np.float64]
 
 
 def default(base: float, rotary_dim: int) -> Frequencies:
+    """base^(-2i / rotary_dim) of pair i (RoFormer, arXiv 2104.09864)."""
     exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
     return np.asarray(float(base) ** -exponents, dtype=np.float64)
 
 
 def linear(base: float, rotary_dim: int, params: Mapping[str, Any]) -> Frequencies:
+    """All divided by ``factor``: position interpolation (arXiv 2306.15595)."""
     return default(base, rotary_dim) / float(params["factor"])
 
 
@@ -38,7 +40,8 @@ def llama3(base: float, rotary_dim: int, params: Mapping[str, Any]) -> Frequenci
 
 
 def yarn(base: float, rotary_dim: int, params: Mapping[str, Any]) -> Frequencies:
-    """Blend of interpolated and plain frequencies along a ramp over the pair index."""
+    """Blend of interpolated and plain frequencies along a ramp over the pair index (arXiv
+    2309.00071)."""
     plain = default(base, rotary_dim)
     low, high = _yarn_ramp_ends(base, rotary_dim, params)
     ramp = np.clip((np.arange(rotary_dim // 2) - low) / (high - low), 0.0, 1.0)
@@ -62,4 +65,5 @@ def _yarn_ramp_ends(base: float, rotary_dim: int, params: Mapping[str, Any]) -> 
 
 
 def longrope(base: float, rotary_dim: int, factors: Sequence[float]) -> Frequencies:
+    """Each pair divided by a factor of its own, [rotary_dim / 2] (LongRoPE, arXiv 2402.13753)."""
     return default(base, rotary_dim) / np.asarray(factors, dtype=np.float64)

@@ -21,7 +21,8 @@ def rope_specs(
     hf_config_dict  the model's config as a dict (`config.to_dict()`), text or multimodal
     num_layers      decoder layers that own a KV cache
     context_len     tokens the server admits per request; only longrope needs it
-    Raises UnsupportedRope with all reasons of all layers, each once.
+    Raises UnsupportedRope with all reasons against the model, else all those of its layers, each
+    once.
     """
     text = text_config(hf_config_dict)
     reasons = _model_refusals(text, num_layers)

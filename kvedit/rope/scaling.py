@@ -44,7 +44,8 @@ def kind_of(params: Mapping[str, Any]) -> str:
 
 
 def refusals(params: Mapping[str, Any], rotary_dim: int, context_len: int | None) -> list[str]:
-    """Every reason why keys under `params` cannot be relocated; empty if they can."""
+    """Why keys under `params` cannot be relocated; empty if they can. Of a type that is not served
+    the type is the one reason."""
     name = scaling_type(params)
     if name in REFUSED_TYPES:
         return [_type_refusal(name, REFUSED_TYPES[name])]

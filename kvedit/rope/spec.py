@@ -47,7 +47,8 @@ class RopeSpec:
         return slice(0, self.rotary_dim, 2), slice(1, self.rotary_dim, 2)
 
     def signature(self) -> str:
-        """Stable text: equal for two layers exactly when one rotation serves both."""
+        """Stable text: two layers of one signature are moved by one rotation. Not the other way
+        round: the kind and the head's width are in it too."""
         # Twelve digits: far below any angle that a 16-bit or fp32 key can show, far above
         # the last-bit differences between numpy builds.
         digits = ",".join(f"{f:.12e}" for f in self.inv_freq)

@@ -35,4 +35,5 @@ class SkillDeclaration:
 
     @property
     def key(self) -> tuple[str, str]:
+        """(namespace, name): what one current skill at a time may have."""
         return self.namespace, self.name

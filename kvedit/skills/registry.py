@@ -3,8 +3,8 @@
     declare ----> COMPILING --compiled--> READY --evicted--> EVICTED --recompile--> COMPILING
                       `--failed--> FAILED (first compile) or EVICTED (a later one)
     broken: as failed, from READY too (something else went wrong at the end of the compile)
-    replace, retire: any of them -> RETIRED --declare with the same content--> COMPILING
-    purge, or more than ``retired_max`` retired: gone
+    replace, retire: any but FAILED -> RETIRED --declare with the same content--> COMPILING
+    purge; FAILED and replaced or retired; RETIRED, ``retired_max`` used later or a new epoch: gone
 
 Each tensor parallel rank holds one registry and feeds it the same calls in the same order, so
 nothing here reads a clock or a random number.
@@ -165,7 +165,7 @@ class Registry(Shelf):
         return skill
 
     def purge(self, name: str, namespace: str) -> list[Segment]:
-        """Drop every segment of that name, retired ones too. Raises NotFound."""
+        """Drop all segments of exactly this name and namespace, also retired. Raises NotFound."""
         doomed = list(self._of_key((namespace, name)))
         if not doomed:
             raise unknown(name)

@@ -11,6 +11,8 @@ from kvedit.skills.declaration import SkillDeclaration
 
 
 class State(str, enum.Enum):
+    """Of a skill's KV; ``kvedit.skills.registry`` draws the moves."""
+
     COMPILING = "compiling"  # its compile request is announced or runs
     READY = "ready"  # KV is in the cache, splices may copy it
     EVICTED = "evicted"  # KV was dropped; served plainly until it is recompiled
@@ -45,16 +47,19 @@ class Segment:
 
     @property
     def num_tokens(self) -> int:
+        """Without the compile prefix."""
         return len(self.token_ids)
 
     def has_content(self, declaration: SkillDeclaration) -> bool:
+        """Whether token ids and compile prefix are the same; seam and flags do not count."""
         mine = self.token_ids, self.compile_prefix
         return mine == (declaration.token_ids, declaration.compile_prefix)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Skill:
-    """A segment and what is known about its KV. Only the registry changes one."""
+    """A segment and what is known about its KV. The registry changes one; ``pinned`` is also set by
+    whoever takes and gives back the pin's lock."""
 
     segment: Segment
     state: State = State.COMPILING
@@ -70,6 +75,7 @@ class Skill:
 
     @property
     def number(self) -> int:
+        """Of its segment; a new one when the registry renumbers it."""
         return self.segment.number
 
     @property

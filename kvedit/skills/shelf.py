@@ -41,7 +41,7 @@ class Shelf:
     # ---- reading
 
     def get(self, name: str, namespace: str) -> Skill:
-        """The current skill of that name: the namespace's own, else the shared one."""
+        """The current skill: the namespace's own, else the shared one. Raises NotFound."""
         for owner in (namespace, SHARED):
             skill = self._current.get((owner, name))
             if skill is not None:
@@ -49,7 +49,8 @@ class Shelf:
         raise unknown(name)
 
     def named(self, name: str, namespace: str) -> Skill:
-        """The newest skill of exactly this name and namespace, retired ones included."""
+        """The current skill of exactly this name and namespace, else the newest retired one. Raises
+        NotFound."""
         skills = list(self._of_key((namespace, name)))
         if not skills:
             raise unknown(name)
@@ -61,6 +62,7 @@ class Shelf:
         return None if skill is None else skill.number
 
     def by_number(self, number: int) -> Skill | None:
+        """None: dropped, renumbered or never there."""
         return self._skills.get(number)
 
     def by_rid(self, rid: str) -> Skill | None:
@@ -77,6 +79,7 @@ class Shelf:
         return [s for s in self.all() if s.segment.namespace in (namespace, SHARED)]
 
     def matchable(self, namespace: str) -> list[Skill]:
+        """Those of ``listed`` that prompts are searched for: all but the failed ones."""
         return [s for s in self.listed(namespace) if s.matchable]
 
     # ---- keeping

@@ -30,7 +30,7 @@ class Afforded:
 
 def afford(pieces: Pieces, matched: int, price_tokens: int) -> Afforded:
     """Drop the runs behind ``matched`` cached tokens that hold no more than ``price_tokens``
-    tokens, and of the others all but the MAX_BOUNDARIES longest. O(number of pieces)."""
+    tokens, and of the others all but the MAX_BOUNDARIES longest. O(n log n) in pieces."""
     forced = [run for run in _runs(pieces) if run[0].start > matched]
     cheap = [run for run in forced if _length(run) <= price_tokens]
     paying = [run for run in forced if _length(run) > price_tokens]

@@ -109,7 +109,7 @@ class _Layer:
         """The spans as they lay before a segment was registered that overlaps an older one.
 
         A conversation that began under the older one finds its path by these. Costs a second
-        look at the matched parts of the prompt; a third one only where there is an overlap.
+        look at the matched parts of the prompt and, where there is an overlap, one at all of it.
         """
         layers: list[list[Span]] = []
         matches = self._find(0, len(self.ids), numbers)

@@ -1,7 +1,7 @@
 """Spans and plans: which prompt tokens may be composed, as half-open intervals.
 
-A plan is a pure function of (token ids, registry version, options). It holds ids and segment
-numbers only; slots, nodes and locks belong to whoever executes it.
+A plan is a pure function of token ids, registry, namespace, options and limits. It holds positions,
+names and numbers of sources; slots, nodes and locks belong to whoever executes it.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Span:
 
     @property
     def seam(self) -> int:
+        """Tokens of the match in front of the span: they are recomputed."""
         return self.start - self.match_start
 
     @property
@@ -110,6 +111,7 @@ class Plan:
 
     @property
     def alternatives(self) -> tuple[tuple[Span, ...], ...]:
+        """The span lists to try, the preferred first; empty ones left out."""
         return tuple(spans for spans in (self.spans, self.history, *self.older) if spans)
 
 

@@ -8,8 +8,9 @@ a minimum; a tie goes to the spelling with fewer composed tokens.
 
 The search follows only spellings that the tree really continues. First it walks along the longest
 cached one, one look into the tree for each change between real and composed: a conversation makes
-some in every turn, and a path that is not found is computed anew. Then it branches. A walk makes at
-most MAX_WALK looks, branching MAX_BRANCHING; a look costs O(length of the prompt).
+some in every turn, and a path that is not found is computed anew. Then it branches. All walks of a
+search make at most MAX_WALK steps, one look each and one more for the first; branching makes at
+most MAX_BRANCHING looks. A look costs O(length of the prompt).
 """
 
 from __future__ import annotations

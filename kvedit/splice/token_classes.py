@@ -40,6 +40,7 @@ class TokenSplit:
     refused: list[Refusal] = field(default_factory=list)
 
     def copy(self) -> TokenSplit:
+        """One that may be changed apart from this one, its lists too."""
         return replace(self, spans=dict(self.spans), refused=list(self.refused))
 
     def cover(
@@ -84,12 +85,13 @@ class TokenSplit:
                 self.spans[piece.span.start] = piece.span
 
     def refuse(self, refusals: Iterable[Refusal]) -> None:
-        """Add refusals, each skill and reason once."""
+        """Add refusals, equal ones once (one of another detail is another)."""
         for refusal in refusals:
             if refusal not in self.refused:
                 self.refused.append(refusal)
 
     def counts(self) -> dict[str, int]:
+        """Tokens by name, for each of COUNTS."""
         return {name: getattr(self, name) for name in COUNTS}
 
     def to_report(self) -> PromptReport:

@@ -3,7 +3,7 @@
 A composed token must never answer a look-up for the real one, so its key carries an id that no
 vocabulary has: bit 60 set, the number of its segment, its index in the segment. Numbers are
 allocated and never reused within a server start (a 32-bit hash would collide at 65k segments).
-The ids live only inside the cache; no other part of the host ever sees one.
+The ids live in the tree's keys; the host's cache events, which would publish them, are refused.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ def virtual_ids(segment: int, start: int, stop: int) -> array[int]:
 
 
 def is_virtual(token_id: int) -> bool:
+    """Whether an id of a tree key spells a composed token; ids of vocabularies are below bit 60."""
     return token_id >= VIRTUAL_BIT
 
 
 def count_virtual(ids: array[int]) -> int:
+    """How many of ``ids`` (int64) spell composed tokens."""
     return int((np.frombuffer(ids, dtype=np.int64) >= VIRTUAL_BIT).sum()) if ids else 0
 
 

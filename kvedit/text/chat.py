@@ -1,8 +1,9 @@
 """How a chat template frames messages, as token ids, and what a prompt holds by that form.
 
-Roles are told by control tokens alone. A user's text can spell a control token, and the host
-makes a real one of it, so a forged user or tool message cannot be told from a sent one. What such
-a text can never become is the first message, and only the first can be a system message.
+Roles are told by control tokens and the role's name behind them. A user's text can spell a control
+token, and the host makes a real one of it, so a forged user or tool message cannot be told from a
+sent one. What such a text cannot become is the first message, and only the first is taken for a
+system message.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ChatForm:
+    """The ids that a template puts around contents, by role; found by ``chat_probe``."""
+
     openers: Marks  # what stands before a message's content
     closers: Marks  # what stands right behind it (a form without any ends it at the next opener)
     suffixes: tuple[Ids, ...]  # from behind the last content to the prompt's end, longest first
@@ -38,6 +41,7 @@ class ChatForm:
 
     @property
     def roles(self) -> frozenset[str]:
+        """Roles whose messages can be told."""
         return frozenset(role for role, _ in self.openers)
 
 

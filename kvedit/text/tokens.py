@@ -67,6 +67,7 @@ class TokenText:
         return array("q", self._tokenizer.encode(text, add_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
+        """UTF-8 of one token, perhaps a part of a character; UNKNOWN for an id without text."""
         return self.joined((token_id,))[0]
 
     def joined(self, ids: Sequence[int]) -> tuple[bytes, NDArray[np.int64]]:

@@ -38,6 +38,7 @@ class Command(
 
     @classmethod
     def answer_type(cls) -> type[A]:
+        """The type that the class was declared with: what its answer is decoded as."""
         answer: type[A] = get_args(vars(cls)["__orig_bases__"][0])[0]
         return answer
 
@@ -82,6 +83,8 @@ class CompileFailure(msgspec.Struct, frozen=True, kw_only=True):
 class ReportCompileFailure(
     Command[CompileFailure], frozen=True, kw_only=True, tag="compile_failed"
 ):
+    """The compile request ``rid`` ended without KV; reason: in words, for the skill's owner."""
+
     rid: str
     reason: str
 
@@ -95,6 +98,9 @@ class Recompile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RecompileSkill(Command[Recompile], frozen=True, kw_only=True, tag="recompile"):
+    """number: of the segment to compile again. rid: of the request that would do it. secret: as in
+    RegisterSkill."""
+
     number: int
     rid: str
     secret: str
@@ -112,11 +118,15 @@ class ListSkills(Command[SkillsView], frozen=True, kw_only=True, tag="list"):
 
 
 class Removal(msgspec.Struct, frozen=True, kw_only=True):
+    """skill: as it was last. dropped: segments that a purge took out of the cache."""
+
     skill: SkillView
     dropped: int
 
 
 class RemoveSkill(Command[Removal], Named, frozen=True, kw_only=True, tag="remove"):
+    """Retire the skill of exactly this namespace; purge: drop it with all its cached paths."""
+
     purge: bool
 
 
@@ -124,6 +134,8 @@ class RemoveSkill(Command[Removal], Named, frozen=True, kw_only=True, tag="remov
 
 
 class FieldDeclared(msgspec.Struct, frozen=True, kw_only=True):
+    """created: it is new or other content than before; false: the same declaration again."""
+
     field: FieldView
     created: bool
 
@@ -141,6 +153,8 @@ class ShowField(Command[FieldView], Named, frozen=True, kw_only=True, tag="field
 
 
 class ListFields(Command[FieldsView], frozen=True, kw_only=True, tag="field_list"):
+    """Those of the namespace and the shared ones."""
+
     namespace: str
 
 
@@ -152,15 +166,15 @@ class RemoveField(Command[FieldView], Named, frozen=True, kw_only=True, tag="fie
 
 
 class ReadStatus(Command[StatusView], frozen=True, kw_only=True, tag="status"):
-    pass
+    """Counts, pool and settings; asks nothing of the device."""
 
 
 class ReadTree(Command[TreeView], frozen=True, kw_only=True, tag="tree"):
-    pass
+    """The segments of all namespaces."""
 
 
 class RunAudit(Command[AuditView], frozen=True, kw_only=True, tag="audit"):
-    pass
+    """Count the owners of every slot of the pool."""
 
 
 class RunTestOperation(Command[dict[str, Any]], frozen=True, kw_only=True, tag="testing"):

@@ -21,6 +21,8 @@ A = TypeVar("A")
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """command: still encoded, so that a nonce is known even where it cannot be read."""
+
     version: int
     nonce: str
     command: msgspec.Raw
@@ -43,6 +45,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_command(text: object) -> bool:
+    """Whether ``seal`` may have made it: it has the prefix."""
     return isinstance(text, str) and text.startswith(PREFIX)
 
 

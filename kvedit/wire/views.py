@@ -58,10 +58,14 @@ class SegmentView(SkillView, frozen=True, kw_only=True):
 
 
 class SkillsView(View, frozen=True, kw_only=True):
+    """In order of segment number."""
+
     skills: list[SkillView]
 
 
 class TreeView(View, frozen=True, kw_only=True):
+    """The skills of all namespaces, in order of segment number."""
+
     segments: list[SegmentView]
 
 
@@ -96,20 +100,28 @@ class FieldView(View, frozen=True, kw_only=True):
 
 
 class DeclaredView(FieldView, frozen=True, kw_only=True):
+    """created: it is new or other content than before; false: the same declaration again."""
+
     created: bool
 
 
 class FieldsView(View, frozen=True, kw_only=True):
+    """In order of field number."""
+
     fields: list[FieldView]
 
 
 class SpliceCount(msgspec.Struct, frozen=True, kw_only=True):
+    """reason: of what was refused, else ""."""
+
     outcome: str
     reason: str
     count: int
 
 
 class EditCount(msgspec.Struct, frozen=True, kw_only=True):
+    """base: what the edit was served on, as in a report."""
+
     kind: str
     base: str
     count: int
@@ -162,10 +174,12 @@ class StatusView(View, frozen=True, kw_only=True):
 
 
 def skill_view(skill: Skill, note: str | None = None) -> SkillView:
+    """A skill as its clients see it."""
     return SkillView(**_shown(skill), note=UNSET if note is None else note)
 
 
 def segment_view(skill: Skill) -> SegmentView:
+    """A skill as administrators see it."""
     segment = skill.segment
     return SegmentView(
         **_shown(skill),
@@ -194,6 +208,7 @@ def _shown(skill: Skill) -> dict[str, Any]:
 
 
 def field_view(field: Field) -> FieldView:
+    """A field as clients see it."""
     return FieldView(
         name=field.name,
         pattern=field.pattern,

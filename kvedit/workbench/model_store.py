@@ -25,7 +25,7 @@ QUICK_HASH_MAX_BYTES = 16 << 20
 
 
 class ModelStoreError(RuntimeError):
-    """The default model is absent, incomplete or altered; the message says what to run."""
+    """A model of the store is absent, incomplete or altered, or could not be made."""
 
 
 def home_dir() -> Path:
@@ -42,7 +42,7 @@ def models_dir() -> Path:
 def default_model_dir(*, deep: bool = False) -> Path:
     """Return the folder of the default model after checking it against its manifest.
 
-    ``deep`` also hashes the large files. Raises `ModelStoreError` naming every difference.
+    ``deep`` also hashes the large files. Raises `ModelStoreError` naming each file that differs.
     """
     path = models_dir() / DEFAULT_MODEL
     problems = find_problems(path, deep=deep)
@@ -62,7 +62,7 @@ def sha256_of(path: Path) -> str:
 
 
 def write_manifest(folder: Path, source_sha256: str) -> None:
-    """Record size (bytes) and SHA-256 of every file in ``folder``, and what it was made from."""
+    """Record size (bytes) and SHA-256 of all other files in ``folder``, and their source's."""
     files = {
         path.relative_to(folder).as_posix(): {
             "num_bytes": path.stat().st_size,
@@ -76,7 +76,10 @@ def write_manifest(folder: Path, source_sha256: str) -> None:
 
 
 def find_problems(folder: Path, *, deep: bool = False) -> list[str]:
-    """Compare ``folder`` with its manifest and return every difference; empty means whole."""
+    """What differs of the files that the manifest of ``folder`` names; empty means whole.
+
+    Files that it does not name are not looked at, large ones by their size unless ``deep``.
+    """
     manifest_path = folder / MANIFEST_NAME
     if not manifest_path.is_file():
         return ["no manifest" if folder.is_dir() else "no such folder"]

@@ -1,4 +1,4 @@
-"""A real server as a subprocess: started on a free port, awaited, and always stopped.
+"""A real server as a subprocess: started on a free port, awaited, stopped with the block.
 
     with ServerProcess(["--model-path", folder], log_path=Path("out/server.log")) as url:
         ...  # url is "http://127.0.0.1:PORT"
@@ -49,7 +49,8 @@ class ServerProcess:
         progress: stream of the progress line, None for silence.
 
     Leaving the block ends every process of the group, also when an exception, Ctrl-C or SIGTERM
-    caused it. SIGTERM is turned into SystemExit(143) while the block runs (main thread only).
+    caused it; after a SIGKILL of this process they live on. SIGTERM is turned into
+    SystemExit(143) while the block runs (main thread only).
     """
 
     def __init__(
@@ -165,7 +166,7 @@ class ServerProcess:
 
 
 class ProgressLine:
-    """One line that is rewritten on a terminal, and a line every ten seconds elsewhere."""
+    """One line that is rewritten on a terminal, and at most a line every ten seconds elsewhere."""
 
     LOG_EVERY_S = 10.0
 
@@ -174,6 +175,7 @@ class ProgressLine:
         self._last_s = time.monotonic()
 
     def show(self, text: str) -> None:
+        """Take the place of the line before; without a terminal most calls write nothing."""
         if self._stream is None:
             return
         if self._stream.isatty():
@@ -184,6 +186,7 @@ class ProgressLine:
         self._stream.flush()
 
     def end(self, text: str) -> None:
+        """The last line, with its line break."""
         if self._stream is not None:
             self._stream.write((f"\r{text}\x1b[K" if self._stream.isatty() else text) + "\n")
             self._stream.flush()

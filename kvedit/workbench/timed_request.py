@@ -17,7 +17,7 @@ REQUEST_TIMEOUT_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Streamed:
-    """ttft_s: seconds from sending to the first chunk that carries a token; total_s: to the end.
+    """ttft_s: seconds from sending to the first chunk of the stream; total_s: to its end.
     text, output_ids, meta_info: as in the last chunk."""
 
     ttft_s: float

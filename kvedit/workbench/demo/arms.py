@@ -43,6 +43,7 @@ class Row:
     same_as_full: bool
 
     def to_json(self) -> dict[str, Any]:
+        """As results.json holds it: the fields by name."""
         return asdict(self)
 
 

@@ -25,6 +25,7 @@ class Case:
 
     @property
     def title(self) -> str:
+        """The layout in one text, as in "policy + tools"."""
         return " + ".join(self.layout)
 
 
