@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from kvedit.edit.masked import Masked, prefix_hashes
@@ -102,7 +102,7 @@ class Ledger:
         *,
         public: bool,
         text_of: TextOf,
-        marks: Collection[int],
+        marks: frozenset[int],
     ) -> Found:
         """The longest entries that masked.ids[:limit] begins with and that are of its conversation.
 
@@ -235,7 +235,7 @@ def _place(scope: Scope, masked: array[int]) -> Place:
 
 
 def _goes_on(
-    entry: Entry, masked: Masked, length: int, text_of: TextOf, marks: Collection[int]
+    entry: Entry, masked: Masked, length: int, text_of: TextOf, marks: frozenset[int]
 ) -> bool:
     """Whether the request continues with the reply that the entry's request was given."""
     tail = masked.real[masked.to_real(length) :]

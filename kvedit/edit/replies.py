@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from kvedit.edit.masked import common_prefix
 
@@ -24,45 +24,35 @@ def goes_on(
     *,
     is_trimmed: bool,
     text_of: TextOf,
-    marks: Collection[int],
+    marks: frozenset[int],
 ) -> bool:
-    """Whether ``tail`` begins with the message that the client of ``reply`` was shown.
+    """Whether ``tail`` begins with the message that the client of ``reply`` was shown: with all of
+    it and nothing more, for a look-alike may have been given one that begins alike.
 
     is_trimmed: it was shown less of it, a stop text was cut off. text_of(ids): their bytes.
-    marks: control tokens, one of which ends a message; raw text has none.
+    marks: control tokens, one of which ends a message. Raw text has none, so nobody can tell where
+    a reply ends in it. Text of O(len(reply)) is made; ``tail`` is at most looked through for marks.
     """
-    return _begins_with(tail, reply, text_of) and _is_whole(
-        tail, reply, is_trimmed=is_trimmed, text_of=text_of, marks=marks
-    )
+    message = tail[: 2 * len(reply) + TAIL_TOKENS]  # not longer, even if tokenised in another way
+    if not _begins_with(message, reply, text_of):
+        return False
+    stop = _first_mark(message, marks)
+    if stop == len(message):
+        return marks.isdisjoint(tail)
+    shown = _shown(text_of(message[:stop]))
+    said = _shown(text_of(reply[: _first_mark(reply, marks)]))
+    return shown == said or (is_trimmed and said.startswith(shown))
 
 
-def _begins_with(tail: array[int], reply: array[int], text_of: TextOf) -> bool:
+def _begins_with(message: array[int], reply: array[int], text_of: TextOf) -> bool:
     begin = heard_part(reply)
-    if common_prefix(tail, begin) == len(begin):
+    if common_prefix(message, begin) == len(begin):
         return True
     said = text_of(begin).strip()  # the client's text may be tokenised in another way
-    return bool(said) and text_of(tail[: 2 * len(reply)]).lstrip().startswith(said)
+    return bool(said) and text_of(message).lstrip().startswith(said)
 
 
-def _is_whole(
-    tail: array[int],
-    reply: array[int],
-    *,
-    is_trimmed: bool,
-    text_of: TextOf,
-    marks: Collection[int],
-) -> bool:
-    """Whether the message is the whole reply and nothing more: a look-alike may have been given
-    one that begins alike. Of raw text nobody can tell where a reply ends."""
-    stop = _first_mark(tail, marks)
-    if stop == len(tail):
-        return True
-    message = _shown(text_of(tail[:stop]))
-    said = _shown(text_of(reply[: _first_mark(reply, marks)]))
-    return message == said or (is_trimmed and said.startswith(message))
-
-
-def _first_mark(ids: array[int], marks: Collection[int]) -> int:
+def _first_mark(ids: array[int], marks: frozenset[int]) -> int:
     return next((i for i, token in enumerate(ids) if token in marks), len(ids))
 
 
