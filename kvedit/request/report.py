@@ -36,7 +36,7 @@ class SpanReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class RefusalReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Why a skill, or a part of it, was served plainly. skill: "" for the whole request. index,
     position: where the prompt leaves the skill's text, as tokens of the skill and of the prompt.
-    limit: of forced boundaries."""
+    limit: what stood in the way, the price in tokens or the number of boundaries."""
 
     skill: str
     reason: Reason
@@ -84,6 +84,3 @@ class BatchReport(Counts, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Of several prompts in one call: counts added up, and each prompt's own."""
 
     prompts: list[PromptReport]
-
-
-Report = PromptReport | BatchReport

@@ -15,8 +15,10 @@ from kvedit.skills.declaration import SkillDeclaration
 from kvedit.text.chat import ChatForm
 from kvedit.wire.views import (
     AuditView,
+    DeclaredView,
     FieldsView,
     FieldView,
+    RemovedView,
     SkillsView,
     SkillView,
     StatusView,
@@ -117,14 +119,7 @@ class ListSkills(Command[SkillsView], frozen=True, kw_only=True, tag="list"):
     everything: bool
 
 
-class Removal(msgspec.Struct, frozen=True, kw_only=True):
-    """skill: as it was last. dropped: segments that a purge took out of the cache."""
-
-    skill: SkillView
-    dropped: int
-
-
-class RemoveSkill(Command[Removal], Named, frozen=True, kw_only=True, tag="remove"):
+class RemoveSkill(Command[RemovedView], Named, frozen=True, kw_only=True, tag="remove"):
     """Retire the skill of exactly this namespace; purge: drop it with all its cached paths."""
 
     purge: bool
@@ -133,14 +128,7 @@ class RemoveSkill(Command[Removal], Named, frozen=True, kw_only=True, tag="remov
 # ---- fields
 
 
-class FieldDeclared(msgspec.Struct, frozen=True, kw_only=True):
-    """created: it is new or other content than before; false: the same declaration again."""
-
-    field: FieldView
-    created: bool
-
-
-class DeclareField(Command[FieldDeclared], frozen=True, kw_only=True, tag="field_declare"):
+class DeclareField(Command[DeclaredView], frozen=True, kw_only=True, tag="field_declare"):
     """form: the host's chat form, sent along with every field that has a role."""
 
     declaration: Declaration

@@ -16,6 +16,7 @@ from kvedit.wire.commands import AnyCommand, Command
 
 VERSION = 1
 PREFIX = "kvedit:"
+KEY = "kvedit"  # of the host's answer, which is an object: where ours stands
 NOTHING = msgspec.Raw(b"null")
 A = TypeVar("A")
 
@@ -114,7 +115,7 @@ def _encode(value: object) -> bytes:
 def _plain(value: object) -> object:
     if isinstance(value, array):
         return value.tolist()
-    raise NotImplementedError(f"kvedit: command: expected plain data, got {type(value).__name__}")
+    raise TypeError(f"kvedit: command: expected plain data, got {type(value).__name__}")
 
 
 def _ids(kind: Any, value: Any) -> array[int]:

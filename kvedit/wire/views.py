@@ -178,6 +178,12 @@ def skill_view(skill: Skill, note: str | None = None) -> SkillView:
     return SkillView(**_shown(skill), note=UNSET if note is None else note)
 
 
+def removed_view(view: SkillView, *, is_purged: bool, dropped: int) -> RemovedView:
+    """A skill as it was last, now removed."""
+    last = msgspec.structs.asdict(view) | {"dropped": dropped}
+    return RemovedView(**(last | {"state": "purged", "pinned": False} if is_purged else last))
+
+
 def segment_view(skill: Skill) -> SegmentView:
     """A skill as administrators see it."""
     segment = skill.segment
@@ -221,6 +227,11 @@ def field_view(field: Field) -> FieldView:
         field=field.number,
         shared=field.namespace == SHARED,
     )
+
+
+def declared_view(field: Field, *, created: bool) -> DeclaredView:
+    """created: it is new or other content than before; False: the same declaration again."""
+    return DeclaredView(**msgspec.structs.asdict(field_view(field)), created=created)
 
 
 def _where_view(where: Where) -> WhereView:

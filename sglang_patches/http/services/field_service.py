@@ -10,8 +10,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import msgspec
-
 from kvedit.checks import check_name
 from kvedit.errors import BadRequest, Unsupported
 from kvedit.fields.declaration_parser import parse_declaration
@@ -56,9 +54,9 @@ class FieldService:
             namespace=namespace,
             form=None if role is None else self._chat_form(role, chat),
         )
-        answer = await rpc.call(self._manager, command)
+        view = await rpc.call(self._manager, command)
         self._mirror.forget()
-        return DeclaredView(**msgspec.structs.asdict(answer.field), created=answer.created)
+        return view
 
     async def listed(self, caller: Caller) -> FieldsView:
         """Views of the fields of the caller's namespace and of the shared ones."""

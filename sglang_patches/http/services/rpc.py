@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 from kvedit.errors import Unavailable
 from kvedit.wire.commands import Command
-from kvedit.wire.envelope import answer_in, seal
+from kvedit.wire.envelope import KEY, answer_in, seal
 from sglang_patches.host.protocols import TokenizerManager
 
 A = TypeVar("A")
-KEY = "kvedit"
 
 # Calls in flight. The host's queue breaks when a call is cancelled (the late answer would be taken
 # as the next caller's), so each call runs in a task of its own that nobody cancels.

@@ -125,11 +125,10 @@ class SkillService:
             caller.require_admin("remove")
         namespace = SHARED if shared else caller.namespace
         command = RemoveSkill(name=name, namespace=namespace, purge=purge)
-        answer = await rpc.call(self._manager, command)
+        view = await rpc.call(self._manager, command)
         self._mirror.forget()
         self._quota.release(_account(caller.cache_salt), _entry(namespace, name))
-        last = msgspec.structs.asdict(answer.skill) | {"dropped": answer.dropped}
-        return RemovedView(**(last | {"state": "purged", "pinned": False} if purge else last))
+        return view
 
     async def status(self, caller: Caller) -> StatusView:
         """Counts of skills, counters, the pool and, for an admin, where events come out."""

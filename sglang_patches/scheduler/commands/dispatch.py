@@ -21,8 +21,6 @@ from sglang_patches.scheduler.commands import field_commands, server_commands, s
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.wiring.rooms import Rooms, rooms_of
 
-KEY = "kvedit"
-
 
 def internal_state_hook(
     original: Callable[..., Any], controller: Any, recv_req: ReceivedRequest
@@ -32,7 +30,7 @@ def internal_state_hook(
     if rooms is None or not envelope.is_command(recv_req.rid):
         return original(controller, recv_req)
     text = answered(controller.scheduler, rooms, recv_req.rid)
-    return GetInternalStateReqOutput(internal_state={KEY: text})
+    return GetInternalStateReqOutput(internal_state={envelope.KEY: text})
 
 
 def answered(scheduler: Scheduler, rooms: Rooms, text: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from kvedit.errors import BadRequest, Unsupported
 from kvedit.text.tokens import TokenText
 from kvedit.wire import commands as wire
-from kvedit.wire.views import FieldsView, FieldView, field_view
+from kvedit.wire.views import DeclaredView, FieldsView, FieldView, declared_view, field_view
 from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands import apart
 from sglang_patches.scheduler.commands.operation import Operation
 from sglang_patches.scheduler.wiring.rooms import Rooms
 
 
-def declare(scheduler: Scheduler, rooms: Rooms, command: wire.DeclareField) -> wire.FieldDeclared:
+def declare(scheduler: Scheduler, rooms: Rooms, command: wire.DeclareField) -> DeclaredView:
     declaration, namespace, edits = command.declaration, command.namespace, rooms.edits
     form = command.form or edits.chat_form
     if declaration.where.role is not None and form is None:
@@ -25,7 +25,7 @@ def declare(scheduler: Scheduler, rooms: Rooms, command: wire.DeclareField) -> w
     if created:
         rooms.reporter.publish("field_declared", field=field.name)
     edits.chat_form = form
-    return wire.FieldDeclared(field=field_view(field), created=created)
+    return declared_view(field, created=created)
 
 
 def remove(scheduler: Scheduler, rooms: Rooms, command: wire.RemoveField) -> FieldView:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvedit.skills.segment import Skill
 from kvedit.wire import commands as wire
-from kvedit.wire.views import SkillsView, SkillView, skill_view
+from kvedit.wire.views import RemovedView, SkillsView, SkillView, removed_view, skill_view
 from sglang_patches.host.protocols import Scheduler
 from sglang_patches.scheduler.commands import apart
 from sglang_patches.scheduler.commands.operation import Operation
@@ -51,15 +51,15 @@ def listed(scheduler: Scheduler, rooms: Rooms, command: wire.ListSkills) -> Skil
     return SkillsView(skills=[_view(rooms.desk, skill) for skill in skills])
 
 
-def remove(scheduler: Scheduler, rooms: Rooms, command: wire.RemoveSkill) -> wire.Removal:
+def remove(scheduler: Scheduler, rooms: Rooms, command: wire.RemoveSkill) -> RemovedView:
     desk, name, namespace = rooms.desk, command.name, command.namespace
     if command.purge:
-        view = skill_view(desk.registry.named(name, namespace))
+        last = skill_view(desk.registry.named(name, namespace))
         num_dropped = len(desk.purge(name, namespace))
     else:
-        view, num_dropped = skill_view(desk.retire(name, namespace)), 0
+        last, num_dropped = skill_view(desk.retire(name, namespace)), 0
     rooms.reporter.publish("skill_retired", skill=name, dropped=num_dropped)
-    return wire.Removal(skill=view, dropped=num_dropped)
+    return removed_view(last, is_purged=command.purge, dropped=num_dropped)
 
 
 def _view(desk: SkillDesk, skill: Skill) -> SkillView:
